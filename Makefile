@@ -1,0 +1,52 @@
+# The two commands of the README: `make serve` and `make test`. Each makes the virtual environment it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STATE ?= .deck
+
+.PHONY: serve test lint types imports unit docs check-python clean bench
+
+serve: $(VENV)/.serve
+	$(BIN)/deck serve --state $(STATE)
+
+test: $(VENV)/.dev lint types imports unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	PYTHONPATH=plugins $(BIN)/lint-imports
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
+
+bench: $(VENV)/.dev
+	$(MAKE) -C tests/bench run PYTHON=$(abspath $(BIN)/python)
+
+check-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Deck needs Python 3.11 or newer; name one with: make PYTHON=python3.12 …" >&2; exit 1; }
+
+$(VENV)/bin/python: | check-python
+	$(PYTHON) -m venv $(VENV) || \
+	  { echo "no venv module: on Debian, apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
+
+# A stamp per set of dependencies; a changed pyproject.toml installs again.
+$(VENV)/.serve: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[engine,dev]'
+	touch $@ $(VENV)/.serve
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,164 @@
+"""Discovery, observation and dry runs: every route that generates nothing.
+
+All need a token but the three health routes; none ever starts a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+from deck import __version__, discovery, json
+from deck.body import read_body
+from deck.config import Config
+from deck.contracts import Facts, Surface
+from deck.errors import DeckError, ErrorKind, invalid
+from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
+from deck.metrics import Metrics
+from deck.pipeline import Exchange, Pipeline, Shaped
+from deck.tokens import Principal, TokenStore, credentials_of
+
+Answer = tuple[int, Any]
+Handler = Callable[[Scope, Receive, Principal], Awaitable[Answer]]
+
+PUBLIC = frozenset({("HEAD", "/"), ("GET", "/health"), ("HEAD", "/health"), ("GET", "/healthz"), ("HEAD", "/healthz")})
+_KIND_LISTS = {
+    "/images/models": "image",
+    "/audio/speech/models": "speech",
+    "/audio/transcriptions/models": "transcription",
+}
+_EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Raw:
+    """An answer that is not JSON."""
+
+    def __init__(self, content: bytes, kind: str) -> None:
+        self.content = content
+        self.kind = kind
+
+
+class Admin:
+    """Serves the fixed routes; `find` tells which of them a path is."""
+
+    def __init__(self, config: Config, tokens: TokenStore, pipeline: Pipeline, metrics: Metrics) -> None:
+        self._config = config
+        self._tokens = tokens
+        self._pipeline = pipeline
+        self._metrics = metrics
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/capabilities": {"GET": self._capabilities},
+            "/models": {"GET": self._models},
+            "/metrics": {"GET": self._exposition},
+            "/stats": {"GET": self._stats},
+            "/deck/explain": {"POST": self._explain},
+            **{path: {"GET": self._kind_list} for path in _KIND_LISTS},
+        }
+
+    def find(self, path: str) -> dict[str, Handler] | None:
+        """Return the methods of a normal path, None = not a route of this module."""
+        if path in self._routes:
+            return self._routes[path]
+        if path.startswith("/models/") and len(path) > len("/models/"):
+            return {"GET": self._model}
+        return None
+
+    def paths(self) -> list[tuple[str, str]]:
+        """Return every route as (method, path), for documents and for the test that walks them without a token."""
+        fixed = [(method, path) for path, methods in self._routes.items() for method in methods]
+        return [*fixed, ("GET", "/models/x")]
+
+    def authenticate(self, scope: Scope) -> Principal:
+        """Return who asks.
+
+        Raises:
+            DeckError: nobody who may.
+        """
+        principal = self._tokens.authenticate(credentials_of(scope["headers"]), time.time())
+        if principal is None:
+            raise DeckError(
+                ErrorKind.AUTHENTICATION,
+                "no valid token: send 'Authorization: Bearer …' or 'x-api-key: …' with one made by `deck token create`",
+            )
+        return principal
+
+    @staticmethod
+    def health() -> Answer:
+        """Answer that Deck is alive; it says nothing about models."""
+        return 200, {"status": "ok", "version": __version__}
+
+    async def _capabilities(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        pipeline = self._pipeline
+        return 200, discovery.capabilities(pipeline.plugins.surfaces, pipeline.catalog, pipeline.board, principal)
+
+    async def _models(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        return 200, discovery.models(self._pipeline.catalog.of_kind("chat"), self._pipeline.board, principal)
+
+    async def _kind_list(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        kind = _KIND_LISTS[normal_path(scope["path"])]
+        return 200, discovery.models(self._pipeline.catalog.of_kind(kind), self._pipeline.board, principal)
+
+    async def _model(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        name = unquote(normal_path(scope["path"]).removeprefix("/models/"))
+        match = self._pipeline.catalog.resolve(name)
+        if match is None or not principal.may_use(match.profile.id):
+            raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
+        return 200, discovery.entry(match.profile, self._pipeline.board, name if match.via == "alias" else None)
+
+    async def _exposition(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        content, kind = self._metrics.exposition()
+        return 200, Raw(content, kind or _EXPOSITION)
+
+    async def _stats(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        board = self._pipeline.board
+        states = {name: state.value for name, state in board.states().items() if principal.may_use(name)}
+        return 200, {**self._metrics.snapshot(), "queue": {"waiting": board.depth}, "servers": states}
+
+    async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        content = await read_body(scope, receive, limit=self._config.body_limit, timeout=self._config.body_timeout)
+        body = json.loads_request(content)
+        wanted = header(scope, b"x-deck-surface")
+        name = wanted.decode("latin-1") if wanted else "chat"
+        surface = self._pipeline.plugins.surfaces.get(name)
+        if surface is None:
+            known = ", ".join(sorted(self._pipeline.plugins.surfaces))
+            raise invalid(f"x-deck-surface: no surface named {name[:50]!r}; known: {known}", "x-deck-surface")
+        return 200, explain(self._pipeline, surface, body, principal)
+
+
+def explain(pipeline: Pipeline, surface: Surface, body: dict[str, Any], principal: Principal) -> dict[str, Any]:
+    """Return what would be sent and why, executing nothing.
+
+    Raises:
+        DeckError: what the client itself would be told.
+    """
+    exchange = Exchange(id="dry-run", surface=surface, principal=principal, seed=alphanumerics(40), began=0.0)
+    pipeline.prepare(exchange, body)
+    assert exchange.profile is not None
+    assert exchange.parsed is not None
+    server = pipeline.board.server(exchange.profile.id)
+    facts = server.facts if server is not None else Facts()
+    shaped: Shaped = pipeline.shape(exchange, facts)
+    return {
+        "surface": surface.name,
+        "model": exchange.profile.id,
+        "family": {"name": shaped.family.name, "why": shaped.why},
+        "canonical": dataclasses.asdict(exchange.parsed.request),
+        "upstream": shaped.body,
+        "headers": dict(exchange.report.headers()),
+        "notes": [
+            {"kind": note.kind.value, "path": note.path, "reason": note.detail} for note in exchange.report.notes
+        ],
+    }
+
+
+async def send_answer(send: Send, answer: Answer, headers: list[tuple[bytes, bytes]], *, with_body: bool) -> None:
+    """Write a whole answer; a HEAD request gets its headers only."""
+    status, body = answer
+    content, kind = (body.content, body.kind) if isinstance(body, Raw) else (json.dumps(body), "application/json")
+    start = [(b"content-type", kind.encode()), (b"content-length", str(len(content)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": content if with_body else b""})

@@ -1,0 +1,199 @@
+"""Deck as one ASGI application: puts its parts together, routes, and owns their life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deck import discovery
+from deck.admin import PUBLIC, Admin, send_answer
+from deck.catalog import Catalog
+from deck.config import Config
+from deck.contracts import Launcher, Surface
+from deck.endpoint import Endpoint, error_headers
+from deck.errors import DeckError, ErrorKind
+from deck.http import Receive, Scope, Send, header, normal_path, request_id
+from deck.metrics import Metrics
+from deck.pipeline import Pipeline
+from deck.plugins import Plugins
+from deck.profile import Profile
+from deck.scheduler.board import Board
+from deck.scheduler.policy import Policy
+from deck.servers import LocalLauncher
+from deck.tokens import TokenStore
+from deck.upstream.client import UpstreamClient
+from deck.upstream.transport import Transport
+
+_log = logging.getLogger("deck.app")
+_METHODS = ("GET", "HEAD", "POST")
+
+
+class Deck:
+    """The application.
+
+    Args:
+        config: how to serve.
+        catalog: the models.
+        plugins: surfaces, families, steps, observers.
+        tokens: who may use it.
+        launcher: starts servers where no plugin does; the local one if not given.
+        observers: told of every exchange, beside the plugins' and the metrics.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        plugins: Plugins,
+        tokens: TokenStore,
+        *,
+        launcher: Launcher | None = None,
+        observers: Sequence[Any] = (),
+    ) -> None:
+        self.config = config
+        self.plugins = plugins
+        self.metrics = _metrics(catalog, plugins)
+        self._launcher = launcher or LocalLauncher(config)
+        self._transport = Transport()
+        client = UpstreamClient(self._transport)
+        policy = plugins.policy() or Policy(queue_limit=config.queue_limit, queue_wait=config.queue_wait)
+        self.board = Board(
+            policy,
+            self._launcher_of,
+            grace=config.stop_grace,
+            on_gone=client.forget,
+            on_load=self.metrics.loaded,
+        )
+        self.metrics.watch(self.board.states, lambda: self.board.depth)
+        self.pipeline = Pipeline(catalog, plugins, self.board, client, lenient=config.compatibility == "lenient")
+        watching = [self.metrics, *observers, *plugins.observers]
+        self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
+        self.admin = Admin(config, tokens, self.pipeline, self.metrics)
+        self._surfaces: Mapping[str, Surface] = {path: found[0] for path, found in plugins.routes.items()}
+        self._stack = contextlib.AsyncExitStack()
+
+    def _launcher_of(self, profile: Profile) -> Launcher:
+        return self.plugins.launcher(profile) or self._launcher
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1000})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = normal_path(scope["path"])
+        if scope["method"] == "POST":
+            surface = self._surfaces.get(path)
+            if surface is not None:
+                await self.endpoint(scope, receive, send, surface)
+                return
+        await self._fixed(scope, receive, send, path)
+
+    async def _fixed(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        identity = request_id(scope)
+        headers = [(b"x-request-id", identity.encode())]
+        method = scope["method"]
+        try:
+            answer = await self._answer(scope, receive, method, path)
+        except DeckError as error:
+            surface = self._voice(scope, path)
+            body = surface.error(error, identity) if surface else _plain(error)
+            headers += [*error_headers(error), *self._allow(error, path)]
+            answer = error.kind.status, body
+        except Exception as exc:
+            _log.exception("%s %s failed inside Deck", method, path[:100])
+            error = DeckError(ErrorKind.INTERNAL, f"Deck failed on this request: {type(exc).__name__}")
+            answer = error.kind.status, _plain(error)
+        await send_answer(send, answer, headers, with_body=method != "HEAD")
+
+    async def _answer(self, scope: Scope, receive: Receive, method: str, path: str) -> tuple[int, Any]:
+        if (method, path) in PUBLIC and not scope["path"].startswith("/v1"):
+            return self.admin.health()
+        principal = self.admin.authenticate(scope)
+        methods = self.admin.find(path)
+        if methods is not None:
+            handler = methods.get("GET" if method == "HEAD" else method)
+            if handler is None:
+                raise _wrong_method(method, path)
+            return await handler(scope, receive, principal)
+        if path in self._surfaces:
+            raise _wrong_method(method, path)
+        raise self._unknown(path)
+
+    def _unknown(self, path: str) -> DeckError:
+        for known in discovery.NOT_IMPLEMENTED:
+            if path == known or path.startswith(known + "/"):
+                return DeckError(ErrorKind.NOT_FOUND, f"/v1{known} is not implemented by Deck")
+        known_paths = ", ".join(f"/v1{item}" for item in sorted(self._surfaces))
+        message = f"no route {path[:100]!r}; Deck serves {known_paths}, /v1/models and /v1/capabilities"
+        return DeckError(ErrorKind.NOT_FOUND, message)
+
+    def _allow(self, error: DeckError, path: str) -> list[tuple[bytes, bytes]]:
+        if error.kind is not ErrorKind.METHOD_NOT_ALLOWED:
+            return []
+        methods = set(self.admin.find(path) or ({"POST"} if path in self._surfaces else {}))
+        if "GET" in methods:
+            methods.add("HEAD")
+        return [(b"allow", ", ".join(sorted(methods)).encode())]
+
+    def _voice(self, scope: Scope, path: str) -> Surface | None:
+        """Return the surface whose envelope an error takes: by path, else by the vendor's own header, else Chat's."""
+        if path in self._surfaces:
+            return self._surfaces[path]
+        if header(scope, b"anthropic-version") is not None and "messages" in self.plugins.surfaces:
+            return self.plugins.surfaces["messages"]
+        near = next((item for known, item in self._surfaces.items() if path.startswith(known + "/")), None)
+        return near or self.plugins.surfaces.get("chat")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.start()
+        except Exception as exc:
+            _log.exception("Deck did not start")
+            await send({"type": "lifespan.startup.failed", "message": str(exc)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def start(self) -> None:
+        """Enter what plugins brought."""
+        for context in self.plugins.lifespans({"board": self.board, "catalog": self.pipeline.catalog}):
+            await self._stack.enter_async_context(context)
+
+    async def stop(self) -> None:
+        """End exchanges that still run, stop every server, and leave nothing behind."""
+        self.endpoint.abort_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.endpoint.wait_idle(), 2)
+        await self.board.close()
+        await self._transport.aclose()
+        await self._stack.aclose()
+
+
+def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:
+    fields = {field.name for item in plugins.surfaces.values() for table in item.tables.values() for field in table}
+    models = [profile.id for profile in catalog.profiles]
+    return Metrics(models=models, surfaces=list(plugins.surfaces), known_fields=frozenset(fields))
+
+
+def _wrong_method(method: str, path: str) -> DeckError:
+    shown = method if method in _METHODS else method[:20]
+    return DeckError(ErrorKind.METHOD_NOT_ALLOWED, f"{shown} is not allowed on {path[:100]!r}")
+
+
+def _plain(error: DeckError) -> dict[str, Any]:
+    return {
+        "error": {"message": error.message, "type": error.kind.label, "param": error.param, "code": error.code},
+    }

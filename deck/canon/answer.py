@@ -1,0 +1,116 @@
+"""A whole answer, folded from events for clients that do not stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Progress, Start
+from deck.canon.request import Reasoning, Text, ToolCall
+
+AnswerPart = Text | Reasoning | ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the model produced, in order, and how it ended.
+
+    `cut_calls` are the names of calls that the token limit cut and that came back as text.
+    """
+
+    parts: tuple[AnswerPart, ...]
+    finish: Finish
+    logprobs: tuple[Mapping[str, Any], ...] = ()
+    fingerprint: str | None = None
+    cut_calls: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    start: PartStart
+    text: list[str] = field(default_factory=list)
+
+
+class Fold:
+    """Collect events into an `Answer`; raise what `Failed` carries."""
+
+    def __init__(self) -> None:
+        self._parts: list[AnswerPart] = []
+        self._open: _Open | None = None
+        self._logprobs: list[Mapping[str, Any]] = []
+        self._fingerprint: str | None = None
+        self._finish: Finish | None = None
+
+    def feed(self, event: Event) -> None:
+        """Take the next event.
+
+        Raises:
+            DeckError: the stream failed.
+        """
+        match event:
+            case PartDelta():
+                assert self._open is not None
+                self._open.text.append(event.text)
+                self._logprobs.extend(event.logprobs)
+            case PartStart():
+                self._open = _Open(event)
+            case PartEnd():
+                self._close()
+            case Start():
+                self._fingerprint = event.fingerprint
+            case Finish():
+                self._finish = event
+            case Failed():
+                raise event.error
+            case Progress():
+                pass
+            case _:
+                assert_never(event)
+
+    def _close(self) -> None:
+        assert self._open is not None
+        text, start = "".join(self._open.text), self._open.start
+        self._open = None
+        if start.kind == "tool_call":
+            self._parts.append(ToolCall(start.tool_id, start.tool_name, text or "{}"))
+        elif text:
+            self._parts.append(Text(text) if start.kind == "text" else Reasoning(text))
+
+    @property
+    def finish(self) -> Finish | None:
+        """The end, once it was seen."""
+        return self._finish
+
+    def answer(self) -> Answer:
+        """Return the whole; only after `Finish`."""
+        assert self._finish is not None
+        parts: list[AnswerPart] = []
+        cut: list[str] = []
+        for part in self._parts:
+            if (
+                isinstance(part, ToolCall)
+                and self._finish.reason is FinishReason.LENGTH
+                and not is_json_object(part.arguments)
+            ):
+                # An honest finish: the fragment is text of the assistant, never an invented object.
+                cut.append(part.name)
+                parts.append(Text(f"{part.name}({part.arguments}"))
+            else:
+                parts.append(part)
+        return Answer(
+            parts=tuple(parts),
+            finish=self._finish,
+            logprobs=tuple(self._logprobs),
+            fingerprint=self._fingerprint,
+            cut_calls=tuple(cut),
+        )
+
+
+def is_json_object(text: str) -> bool:
+    """Tell whether `text` is one complete JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,148 @@
+"""The canonical request: what a client asked, in one shape, whatever wire it came by.
+
+Unset is absence: `sampling` and `extra` hold only what someone set. Scalar names follow llama-server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Json = Any  # a decoded JSON value: the one place where a type cannot be narrower
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image as a base64 `data:` URL."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """Sound as base64 `data` and its container, `wav` or `mp3`."""
+
+    data: str
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Thinking text that an assistant turn carried; a signature is opaque and means nothing to Deck."""
+
+    text: str
+    signature: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the assistant made; `arguments` is the raw JSON string, `id` nine alphanumerics."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The client's answer to the call with the same `id`."""
+
+    id: str
+    parts: tuple[Text | Image, ...]
+    is_error: bool = False
+
+
+Part = Text | Image | Audio | Reasoning | ToolCall | ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn; `origin` is where it stood in the client's request, as `messages[2]`, for notes and errors."""
+
+    role: Role
+    parts: tuple[Part, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call; `parameters` is a JSON Schema, None = takes nothing."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model may, must or must not call; `names` narrows which tools are offered."""
+
+    mode: Literal["auto", "none", "required"]
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the answer must look like: a JSON Schema, any JSON object, or a GBNF grammar."""
+
+    kind: Literal["json_object", "json_schema", "grammar"]
+    schema: Mapping[str, Json] | None = None
+    name: str | None = None
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningSetting:
+    """How to think; None = the model's own default; `path` is where the client asked for an effort."""
+
+    enabled: bool | None = None
+    effort: str | None = None
+    budget: int | None = None
+    preserve: bool | None = None
+    path: str = "reasoning_effort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A conversation to continue.
+
+    `sampling` holds llama-server sampler fields, `extra` other llama-server fields from the allow-table.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    sampling: Mapping[str, Json] = field(default_factory=dict)
+    output: Output | None = None
+    reasoning: ReasoningSetting = ReasoningSetting()
+    logprobs: int | None = None
+    stream: bool = False
+    extra: Mapping[str, Json] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def is_prefill_only(self) -> bool:
+        """True for an explicit budget of zero: the prompt is processed, nothing may be answered."""
+        return self.sampling.get("max_tokens") == 0
+
+
+def has_kind(request: ChatRequest, kind: type[Image] | type[Audio]) -> str | None:
+    """Return the origin of the first message that carries a part of `kind`, searching tool results too."""
+    for message in request.messages:
+        for part in message.parts:
+            inner: tuple[Part, ...] = part.parts if isinstance(part, ToolResult) else (part,)
+            if any(isinstance(item, kind) for item in inner):
+                return message.origin
+    return None

@@ -1,0 +1,205 @@
+"""The `deck` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from deck import __version__, cli_token, json
+from deck.admin import explain
+from deck.catalog import CatalogError
+from deck.config import Config, ConfigError
+from deck.contracts import Facts
+from deck.errors import DeckError
+from deck.plugins import PluginError
+from deck.profile import ProfileError
+from deck.serve import StartError, configuration, load, serve
+
+_RAW = argparse.RawDescriptionHelpFormatter
+_FAULTS = (ConfigError, CatalogError, ProfileError, PluginError, StartError)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except _FAULTS as exc:
+        print(f"deck: {exc}", file=sys.stderr)
+        return 1
+    except DeckError as error:
+        print(f"deck: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="deck",
+        description="A compatibility router in front of llama-server. Point any client at it; it starts the model the\n"
+        "request names, answers in the client's own wire, and says what it could not honour.",
+        epilog="first steps:\n  deck serve                 start with the shipped demo model\n"
+        "  deck token create laptop   make a token for a client\n"
+        "  deck profiles              see the models and where their profiles lie\n"
+        "  deck check                 find what would fail before serving",
+        formatter_class=_RAW,
+    )
+    top.add_argument("--version", action="version", version=f"deck {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    _serve(commands)
+    _check(commands)
+    _explain(commands)
+    _profiles(commands)
+    _plugins(commands)
+    cli_token.add(commands)
+    return top
+
+
+def _sources(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", metavar="FILE", help="a deck.toml; default: ./deck.toml if it is there")
+    command.add_argument(
+        "--profiles",
+        metavar="DIR",
+        action="append",
+        type=Path,
+        help="a directory of model profiles (*.toml); may be given several times, a later one wins",
+    )
+    command.add_argument("--state", metavar="DIR", type=Path, help="where tokens, logs and sockets are kept")
+
+
+def _serve(commands: Any) -> None:
+    command = commands.add_parser(
+        "serve",
+        help="serve clients",
+        description="Listen for clients and start llama-servers as they are asked for. The first start with no token\n"
+        "makes one and prints it once. Ends on SIGTERM or Ctrl-C: running answers are finished first.",
+        epilog="example:\n  deck serve --profiles ~/models/profiles --port 8484",
+        formatter_class=_RAW,
+    )
+    _sources(command)
+    command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    command.add_argument("--port", type=int, help="port to listen on (default 8484)")
+    command.add_argument("--log-level", dest="log_level", help="debug, info, warning or error (default info)")
+    command.set_defaults(run=serve)
+
+
+def _check(commands: Any) -> None:
+    command = commands.add_parser(
+        "check",
+        help="find what would fail before serving",
+        description="Validate configuration, profiles, plugins, model files and the llama-server binary.\n"
+        "Exit status 0 = all good, 1 = something would fail; each finding names the file and the remedy.",
+        formatter_class=_RAW,
+    )
+    _sources(command)
+    command.set_defaults(run=_run_check)
+
+
+def _run_check(arguments: argparse.Namespace) -> int:
+    from deck.servers import check_profile
+
+    config = configuration(arguments)
+    plugins, catalog = load(config)
+    print(f"ok       configuration, {len(plugins.loaded)} plugins")
+    for warning in config.warnings:
+        print(f"warning  {warning}")
+    bad = 0
+    for profile in catalog.profiles:
+        faults = check_profile(profile, config)
+        bad += bool(faults)
+        print(f"{'FAILED ' if faults else 'ok     '}  {profile.id} ({profile.source})")
+        for fault in faults:
+            print(f"         {fault}")
+    if not catalog.profiles:
+        print("FAILED   no profiles: give a directory with --profiles")
+    return 1 if bad or not catalog.profiles else 0
+
+
+def _explain(commands: Any) -> None:
+    command = commands.add_parser(
+        "explain",
+        help="show what Deck would make of a request",
+        description="Read a client's request body and show its canonical form, the body that llama-server would get,\n"
+        "and each note with its reason. Nothing is executed; facts of a running server are not known here\n"
+        "(POST /deck/explain of a running Deck knows them).",
+        epilog="example:\n  deck explain request.json\n  echo '{…}' | deck explain -",
+        formatter_class=_RAW,
+    )
+    _sources(command)
+    command.add_argument("file", metavar="FILE", help="a JSON body, - for standard input")
+    command.add_argument("--surface", default="chat", help="the wire it was written for (default chat)")
+    command.set_defaults(run=_run_explain)
+
+
+def _run_explain(arguments: argparse.Namespace) -> int:
+    from deck.app import Deck
+    from deck.endpoint import NOBODY
+    from deck.serve import token_store
+
+    config = configuration(arguments)
+    plugins, catalog = load(config)
+    deck = Deck(config, catalog, plugins, token_store(config))
+    content = sys.stdin.buffer.read() if arguments.file == "-" else Path(arguments.file).read_bytes()
+    surface = plugins.surfaces.get(arguments.surface)
+    if surface is None:
+        raise StartError(f"no surface named {arguments.surface!r}; known: {', '.join(sorted(plugins.surfaces))}")
+    try:
+        shown = explain(deck.pipeline, surface, json.loads_request(content), NOBODY)
+    except DeckError as error:
+        print(json.pretty(surface.error(error, "dry-run")))
+        return 1
+    print(json.pretty(shown))
+    return 0
+
+
+def _profiles(commands: Any) -> None:
+    command = commands.add_parser(
+        "profiles",
+        help="list the models",
+        description="List each model with its family and why, its aliases, and the file that describes it;\n"
+        "a file that replaces one of a lower source says which.",
+        formatter_class=_RAW,
+    )
+    _sources(command)
+    command.set_defaults(run=_run_profiles)
+
+
+def _run_profiles(arguments: argparse.Namespace) -> int:
+    plugins, catalog = load(configuration(arguments))
+    for profile in catalog.profiles:
+        family, why = plugins.family(profile, Facts())
+        print(f"{profile.id}  [{profile.kind}]  family {family.name} ({why})")
+        if profile.aliases:
+            print(f"    aliases  {', '.join(profile.aliases)}")
+        print(f"    file     {profile.source}")
+        for shadowed in catalog.shadows.get(profile.id, ()):
+            print(f"    replaces {shadowed}")
+    return 0
+
+
+def _plugins(commands: Any) -> None:
+    command = commands.add_parser(
+        "plugins",
+        help="list the plugins",
+        description="List each plugin with its distribution and the hooks it implements, then what they registered.",
+        formatter_class=_RAW,
+    )
+    _sources(command)
+    command.set_defaults(run=_run_plugins)
+
+
+def _run_plugins(arguments: argparse.Namespace) -> int:
+    config: Config = configuration(arguments)
+    plugins, _ = load(config)
+    for item in plugins.loaded:
+        print(f"{item.name}  {item.module}  ({item.distribution} {item.version})")
+        print(f"    hooks  {', '.join(item.hooks) or 'none'}")
+    print(f"surfaces  {', '.join(sorted(plugins.surfaces))}")
+    print(f"families  {', '.join(sorted(plugins.families))}")
+    print(f"steps     {', '.join(f'{step.phase}:{step.name}' for step in plugins.steps) or 'none of plugins'}")
+    return 0

@@ -1,0 +1,259 @@
+"""The protocols that plugins and the core meet on; no implementation lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from deck.canon.answer import Answer
+from deck.canon.events import Event
+from deck.canon.request import ChatRequest
+from deck.errors import DeckError
+from deck.normalize.fields import Table
+from deck.normalize.report import Report
+from deck.profile import Profile
+
+
+class ServerState(Enum):
+    """Where a server is in its life; its owner is the only writer."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a running llama-server says of itself (`/props`); None = it did not say.
+
+    `context` is tokens per slot. `template_caps` are llama-server's `chat_template_caps`.
+    """
+
+    context: int | None = None
+    slots: int | None = None
+    modalities: Mapping[str, bool] = field(default_factory=dict)
+    template: str | None = None
+    template_caps: Mapping[str, bool] = field(default_factory=dict)
+    build: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where an HTTP server listens: a UNIX socket, or host and port."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    uds: str | None = None
+    tls: bool = False
+    prefix: str = ""
+
+
+class Server(Protocol):
+    """One llama-server, managed or remote."""
+
+    profile: Profile
+
+    @property
+    def state(self) -> ServerState:
+        """Where it is in its life."""
+        ...
+
+    @property
+    def facts(self) -> Facts:
+        """What it said of itself; empty before it is ready."""
+        ...
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        ...
+
+    @property
+    def key(self) -> str | None:
+        """The key it wants, None = none."""
+        ...
+
+    @property
+    def reason(self) -> str | None:
+        """Why the server failed or ended, with its last log lines, for the client's error."""
+        ...
+
+    async def start(self) -> None:
+        """Start and wait until ready.
+
+        Raises:
+            DeckError: `UNAVAILABLE` with the exit reason and the last log lines.
+        """
+        ...
+
+    async def stop(self, *, grace: float) -> None:
+        """Stop in order: SIGTERM, grace seconds, SIGKILL; idempotent."""
+        ...
+
+    async def wait_ended(self) -> None:
+        """Return when the process has ended by itself; never for a remote server."""
+        ...
+
+
+class Launcher(Protocol):
+    """Makes the server of a profile; nothing runs before `Server.start`."""
+
+    def launch(self, profile: Profile) -> Server:
+        """Return the server of the profile, not yet started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A path of a surface, without the `/v1` prefix, and what it does there."""
+
+    path: str
+    method: Literal["POST", "GET"] = "POST"
+    operation: str = "generate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParseOptions:
+    """What an operator set for this request: leniency, and template variables a client may set."""
+
+    lenient: bool = False
+    template_kwargs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A client's request in canonical form, and what its surface must remember to answer it."""
+
+    request: ChatRequest
+    reply: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyHead:
+    """What is the same in every piece of one answer; `seed` is 40 alphanumerics to make ids from."""
+
+    seed: str
+    created: int
+    model: str
+
+
+class Projector(Protocol):
+    """Turns events into the bytes of one client's stream; a sans-IO state machine."""
+
+    def feed(self, event: Event) -> bytes:
+        """Return what the client is to receive for `event`, often nothing."""
+        ...
+
+    def heartbeat(self) -> bytes:
+        """Return a valid frame that says only that Deck is alive."""
+        ...
+
+
+@runtime_checkable
+class Surface(Protocol):
+    """A client-facing API: routes, request fields, parser, projector, error shape."""
+
+    name: str
+    title: str
+    routes: Sequence[Route]
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The field tables by the path they apply to; "" is the top level."""
+        ...
+
+    def parse(self, body: Mapping[str, Any], report: Report, options: ParseOptions) -> Parsed:
+        """Turn a client's body into the canonical request.
+
+        Raises:
+            DeckError: the request cannot be honoured.
+        """
+        ...
+
+    def projector(self, parsed: Parsed, head: ReplyHead) -> Projector:
+        """Make the state machine for one streamed answer."""
+        ...
+
+    def render(self, answer: Answer, parsed: Parsed, head: ReplyHead) -> dict[str, Any]:
+        """Make the buffered answer."""
+        ...
+
+    def error(self, error: DeckError, request_id: str) -> dict[str, Any]:
+        """Make the error envelope of this wire."""
+        ...
+
+
+class Filter(Protocol):
+    """Events in, events out; works on any slicing."""
+
+    def feed(self, event: Event) -> Iterator[Event]:
+        """Return what becomes of `event`: itself, others, or nothing yet."""
+        ...
+
+
+@runtime_checkable
+class Family(Protocol):
+    """What a kind of model needs."""
+
+    name: str
+
+    def defaults(self) -> Mapping[str, Any]:
+        """Return sampling defaults recommended by the model's makers."""
+        ...
+
+    def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:
+        """Return the request in a form that the model's template accepts; pure; each change leaves a note."""
+        ...
+
+    def filter(self, request: ChatRequest) -> Filter | None:
+        """Return a state machine over the answer's events, None when none is needed."""
+        ...
+
+
+@runtime_checkable
+class Step(Protocol):
+    """One named stage of normalisation; ordered by `(phase, name)`."""
+
+    name: str
+    phase: int
+
+    def apply(self, request: ChatRequest, profile: Profile, report: Report) -> ChatRequest:
+        """Return the request as this step leaves it; each change leaves a note."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRecord:
+    """What became of one exchange; times in seconds; no bodies, no secrets."""
+
+    id: str
+    surface: str
+    model: str
+    principal: str
+    outcome: str
+    status: int
+    stream: bool
+    duration: float
+    queued: float
+    first_token: float | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    finish: str | None
+    notes: Sequence[tuple[str, str]]
+    lane: str = "continuous"
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Told of every exchange after its end; its failures are counted, never raised."""
+
+    def observe(self, record: ExchangeRecord) -> None:
+        """Take note of an exchange that has ended."""
+        ...

@@ -1,0 +1,76 @@
+"""The one exception and what kinds of it exist.
+
+Knows statuses; knows no wire: each surface renders every kind in its own envelope.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ErrorKind(Enum):
+    """What went wrong, as one closed set; `status` is the HTTP status before the first byte."""
+
+    INVALID_REQUEST = ("invalid_request", 400)
+    CONTEXT_LENGTH = ("context_length", 400)
+    AUTHENTICATION = ("authentication", 401)
+    PERMISSION = ("permission", 403)
+    NOT_FOUND = ("not_found", 404)
+    MODEL_NOT_FOUND = ("model_not_found", 404)
+    METHOD_NOT_ALLOWED = ("method_not_allowed", 405)
+    REQUEST_TIMEOUT = ("request_timeout", 408)
+    TOO_LARGE = ("too_large", 413)
+    UNSUPPORTED_MEDIA = ("unsupported_media", 415)
+    UPGRADE_REQUIRED = ("upgrade_required", 426)
+    RATE_LIMIT = ("rate_limit", 429)
+    HEADERS_TOO_LARGE = ("headers_too_large", 431)
+    INTERNAL = ("internal", 500)
+    UPSTREAM = ("upstream", 502)
+    UNAVAILABLE = ("unavailable", 503)
+    UPSTREAM_TIMEOUT = ("upstream_timeout", 504)
+
+    def __init__(self, label: str, status: int) -> None:
+        self.label = label
+        self.status = status
+
+
+class DeckError(Exception):
+    """A failure that a client or an operator is told about.
+
+    Args:
+        kind: decides the status and, per surface, the type.
+        message: names the thing and the remedy.
+        param: the client's own path of the field at fault, as `messages[2].content`.
+        code: a slug of the OpenAI error vocabulary, as `unknown_parameter`.
+        retry_after: seconds after which the same request may succeed.
+        limits: for `CONTEXT_LENGTH`, the prompt's tokens and the context's, where known.
+        should_retry: an explicit answer for clients that retry by themselves (header `x-should-retry`).
+    """
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        limits: tuple[int, int] | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.limits = limits
+        self.should_retry = should_retry
+
+    def __repr__(self) -> str:
+        return f"DeckError({self.kind.name}, {self.message!r}, param={self.param!r}, code={self.code!r})"
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> DeckError:
+    """Build the error for a field that the client must change."""
+    return DeckError(ErrorKind.INVALID_REQUEST, message, param=param, code=code)

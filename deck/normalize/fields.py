@@ -1,0 +1,227 @@
+"""Field tables: every field a client may send, how it is treated and why; and the one reader of them.
+
+A table generates what `GET /v1/capabilities` and the documentation say, so they cannot disagree with the code.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Self
+
+from deck.errors import DeckError, invalid
+from deck.normalize.report import Report
+from deck.normalize.types import FieldType, anything
+
+
+class Treatment(Enum):
+    """What becomes of a field."""
+
+    MAPPED = "mapped"
+    ANNOTATION = "annotation"
+    TOLERATED = "tolerated"
+    REFUSED = "refused"
+
+
+_ANY = anything("any")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One row of a table.
+
+    `aliases` are other spellings; `hint` marks a refused value that a lenient profile drops instead;
+    `extension` marks what no vendor's wire has.
+    """
+
+    name: str
+    type: FieldType = _ANY
+    aliases: tuple[str, ...] = ()
+    treatment: Treatment = Treatment.MAPPED
+    reason: str = ""
+    allowed: tuple[Any, ...] = ()
+    hint: bool = False
+    extension: bool = False
+
+    @classmethod
+    def mapped(cls, name: str, type: FieldType, *aliases: str, extension: bool = False, reason: str = "") -> Self:
+        """A field that has its effect."""
+        return cls(name=name, type=type, aliases=aliases, extension=extension, reason=reason)
+
+    @classmethod
+    def annotation(cls, name: str, reason: str, *aliases: str) -> Self:
+        """Accepted, removed, reported."""
+        return cls(name=name, aliases=aliases, treatment=Treatment.ANNOTATION, reason=reason)
+
+    @classmethod
+    def tolerated(cls, name: str, allowed: tuple[Any, ...], reason: str, *, hint: bool = False) -> Self:
+        """Removed and reported for the values in `allowed`; any other value is refused."""
+        return cls(name=name, treatment=Treatment.TOLERATED, allowed=allowed, reason=reason, hint=hint)
+
+    @classmethod
+    def refused(cls, name: str, reason: str) -> Self:
+        """Refused with the reason; a name that ends in `*` covers all names with that beginning."""
+        return cls(name=name, treatment=Treatment.REFUSED, reason=reason)
+
+
+class Table:
+    """The fields of one object of a wire; refuses to be built with a spelling that stands twice."""
+
+    __slots__ = ("_index", "_prefixes", "fields", "where")
+
+    def __init__(self, where: str, fields: Iterable[Field]) -> None:
+        self.where = where
+        self.fields = tuple(fields)
+        self._index: dict[str, Field] = {}
+        self._prefixes: list[tuple[str, Field]] = []
+        for field in self.fields:
+            for spelling in (field.name, *field.aliases):
+                if spelling in self._index:
+                    raise ValueError(f"{where}: {spelling!r} stands in the table twice")
+                self._index[spelling] = field
+            if field.name.endswith("*"):
+                self._prefixes.append((field.name[:-1], field))
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    def find(self, spelling: str) -> Field | None:
+        """Return the row for a client's spelling."""
+        field = self._index.get(spelling)
+        if field is None:
+            return next((row for prefix, row in self._prefixes if spelling.startswith(prefix)), None)
+        return field
+
+    def nearest(self, spelling: str) -> str | None:
+        """Return the known spelling that looks most like an unknown one."""
+        found = difflib.get_close_matches(spelling, self._index, n=1, cutoff=0.6)
+        return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a table's reader found: canonical values, and the client's own path of each."""
+
+    values: Mapping[str, Any]
+    paths: Mapping[str, str]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a canonical value, absent and null alike as `default`."""
+        return self.values.get(name, default)
+
+    def path(self, name: str) -> str:
+        """Return where the client wrote it."""
+        return self.paths.get(name, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+
+class Reader:
+    """Reads objects by their tables into canonical values, noting in one report."""
+
+    __slots__ = ("lenient", "report")
+
+    def __init__(self, report: Report, *, lenient: bool = False) -> None:
+        self.report = report
+        self.lenient = lenient
+
+    def read(self, table: Table, body: Mapping[str, Any], path: str = "") -> Values:
+        """Read `body`, whose own path is `path`.
+
+        Raises:
+            DeckError: a field is unknown, refused, of a wrong type, or disagrees with its alias.
+        """
+        values: dict[str, Any] = {}
+        paths: dict[str, str] = {}
+        self._read(table, body, path, values, paths)
+        return Values(values, paths)
+
+    def read_with_extra(self, table: Table, body: Mapping[str, Any], *, protected: frozenset[str]) -> Values:
+        """Read a top level whose `extra_body` is flattened; `protected` names may not come from there."""
+        values: dict[str, Any] = {}
+        paths: dict[str, str] = {}
+        extra = body.get("extra_body")
+        if "extra_body" in body:
+            body = {key: value for key, value in body.items() if key != "extra_body"}
+        self._read(table, body, "", values, paths)
+        if extra is not None:
+            if not isinstance(extra, dict):
+                raise invalid("extra_body: expected an object", "extra_body", "invalid_type")
+            for name in extra:
+                field = table.find(name)
+                if (field.name if field else name) in protected:
+                    where = f"extra_body.{name}"
+                    raise invalid(f"{where} may not replace {name!r}; send it at the top level", where)
+            self._read(table, extra, "extra_body", values, paths)
+        return Values(values, paths)
+
+    def _read(
+        self, table: Table, body: Mapping[str, Any], path: str, values: dict[str, Any], paths: dict[str, str]
+    ) -> None:
+        for key, value in body.items():
+            where = f"{path}.{key}" if path else key
+            field = table.find(key)
+            if field is None:
+                self._unknown(table, key, where)
+            elif field.treatment is Treatment.MAPPED:
+                if value is not None:
+                    self._mapped(field, key, field.type.check(value, where, self.report), where, values, paths)
+            else:
+                self._unmapped(field, value, where)
+
+    def _mapped(
+        self, field: Field, key: str, value: Any, where: str, values: dict[str, Any], paths: dict[str, str]
+    ) -> None:
+        name = field.name
+        if name in values:
+            if values[name] != value or isinstance(values[name], bool) != isinstance(value, bool):
+                raise invalid(f"{paths[name]!r} and {where!r} say different things; send one of them", where)
+            return
+        values[name], paths[name] = value, where
+        if key != name:
+            self.report.changed(where, f"is read as {name}", shown=f"{where}>{name}", field=name)
+
+    def _unmapped(self, field: Field, value: Any, where: str) -> None:
+        match field.treatment:
+            case Treatment.ANNOTATION:
+                self.report.ignored(where, field.reason, field=field.name)
+            case Treatment.TOLERATED:
+                if value is not None and not _among(value, field.allowed) and not (self.lenient and field.hint):
+                    allowed = ", ".join(_json(item) for item in field.allowed) or "null"
+                    raise invalid(
+                        f"{where}: {field.reason}; only {allowed} is accepted, or leave it out",
+                        where,
+                        "unsupported_value",
+                    )
+                self.report.ignored(where, field.reason, field=field.name)
+            case _:
+                if value is not None:
+                    raise invalid(f"{where}: {field.reason}", where, "unsupported_parameter")
+
+    def _unknown(self, table: Table, key: str, where: str) -> None:
+        if self.lenient:
+            self.report.ignored(where, "unknown field", field="other")
+            return
+        raise unknown(table, key, where)
+
+
+def unknown(table: Table, key: str, where: str) -> DeckError:
+    """Build the error for a field that no row names."""
+    near = table.nearest(key)
+    hint = f"; did you mean {near!r}?" if near else "; GET /v1/capabilities lists what is accepted"
+    return invalid(f"unknown field {_bounded(where)!r}{hint}", _bounded(where), "unknown_parameter")
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= 200 else text[:197] + "…"
+
+
+def _among(value: Any, allowed: tuple[Any, ...]) -> bool:
+    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in allowed)
+
+
+def _json(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)

@@ -1,0 +1,156 @@
+"""One reasoning setting out of the many ways that clients spell it; disagreement is an error naming both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deck.canon.request import ReasoningSetting
+from deck.errors import invalid
+from deck.normalize.fields import Field, Reader, Table
+from deck.normalize.report import Report
+from deck.normalize.types import anything, boolean, integer, one_of, string
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+REASONING = Table(
+    "reasoning",
+    (
+        Field.mapped("effort", one_of(*EFFORTS)),
+        Field.mapped("max_tokens", integer(0)),
+        Field.mapped("enabled", boolean()),
+        Field.mapped("exclude", boolean()),
+        Field.annotation("summary", "Deck writes no summaries", "generate_summary"),
+    ),
+)
+THINKING = Table(
+    "thinking",
+    (
+        Field.mapped("type", one_of("enabled", "disabled", "adaptive")),
+        Field.mapped("budget_tokens", integer(0)),
+        Field.annotation("clear_thinking", "the template decides which earlier thoughts it keeps"),
+        Field.annotation("display", "thoughts are shown as the model wrote them"),
+    ),
+)
+TEMPLATE_ARGS = Table("chat_template_args", (Field.mapped("enable_thinking", boolean()),))
+
+REASONING_FIELDS = (
+    Field.mapped("reasoning_effort", one_of(*EFFORTS)),
+    Field.mapped("reasoning", anything("{effort, max_tokens, enabled, exclude}"), extension=True),
+    Field.mapped("thinking", anything("{type, budget_tokens}"), extension=True),
+    Field.mapped("enable_thinking", boolean(), extension=True),
+    Field.mapped("think", anything("a boolean or an effort"), extension=True),
+    Field.mapped("include_reasoning", boolean(), extension=True),
+    Field.mapped("chat_template_args", anything("{enable_thinking}"), extension=True),
+    Field.mapped("reasoning_budget_tokens", integer(-1), "thinking_budget_tokens", "reasoning_budget", extension=True),
+    Field.mapped("reasoning_budget_message", string(longest=2000), extension=True),
+    Field.mapped("reasoning_format", one_of("none", "auto", "deepseek", "deepseek-legacy"), extension=True),
+)
+
+
+class ReasoningMerge:
+    """Collect what each spelling says; the first word for a member stands, a different later one is refused."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._said: dict[str, tuple[str, Any]] = {}
+
+    def say(self, member: str, value: Any, path: str) -> None:
+        """Take one statement: `enabled`, `effort`, `budget`, `preserve` or `exclude` from `path`."""
+        if member == "effort":
+            self._agree("enabled", value != "none", path)
+            if value == "none":
+                return
+        self._agree(member, value, path)
+
+    def _agree(self, member: str, value: Any, path: str) -> None:
+        if member in self._said and self._said[member][1] != value:
+            first = self._said[member][0]
+            raise invalid(f"{first!r} and {path!r} say different things about reasoning; send one of them", path)
+        self._said.setdefault(member, (path, value))
+
+    def value(self, member: str) -> Any:
+        """Return what was said of `member`, None = nothing."""
+        return self._said.get(member, ("", None))[1]
+
+    def setting(self) -> ReasoningSetting:
+        """Return the outcome."""
+        return ReasoningSetting(
+            enabled=self.value("enabled"),
+            effort=self.value("effort"),
+            budget=self.value("budget"),
+            preserve=self.value("preserve"),
+            path=self._said.get("effort", ("reasoning_effort", None))[0],
+        )
+
+
+def read_reasoning_object(merge: ReasoningMerge, reader: Reader, value: Any, path: str) -> None:
+    """Read OpenRouter's and the Responses wire's `reasoning` object."""
+    if not isinstance(value, dict):
+        raise invalid(f"{path}: expected an object", path, "invalid_type")
+    inner = reader.read(REASONING, value, path)
+    for name, member in (
+        ("effort", "effort"),
+        ("enabled", "enabled"),
+        ("max_tokens", "budget"),
+        ("exclude", "exclude"),
+    ):
+        if name in inner:
+            merge.say(member, inner.get(name), inner.path(name))
+
+
+def read_thinking_object(merge: ReasoningMerge, reader: Reader, value: Any, path: str) -> None:
+    """Read the Messages wire's `thinking`, which several clients send on Chat too; a boolean is taken as on or off."""
+    if isinstance(value, bool):
+        merge.say("enabled", value, path)
+        return
+    if not isinstance(value, dict):
+        raise invalid(f"{path}: expected an object with a type", path, "invalid_type")
+    inner = reader.read(THINKING, value, path)
+    if "type" not in inner:
+        raise invalid(f"{path}.type is required", f"{path}.type", "missing_required_parameter")
+    merge.say("enabled", inner.get("type") != "disabled", inner.path("type"))
+    if "budget_tokens" in inner:
+        merge.say("budget", inner.get("budget_tokens"), inner.path("budget_tokens"))
+
+
+def read_think(merge: ReasoningMerge, value: Any, path: str) -> None:
+    """Read Ollama's `think`: a boolean or an effort."""
+    if isinstance(value, bool):
+        merge.say("enabled", value, path)
+    elif isinstance(value, str) and value in EFFORTS:
+        merge.say("effort", value, path)
+    else:
+        raise invalid(f"{path}: expected a boolean or one of {', '.join(EFFORTS)}", path, "invalid_type")
+
+
+def read_template_args(merge: ReasoningMerge, reader: Reader, value: Any, path: str) -> None:
+    """Read `chat_template_args`, whose only member is `enable_thinking`."""
+    if not isinstance(value, dict):
+        raise invalid(f"{path}: expected an object", path, "invalid_type")
+    inner = reader.read(TEMPLATE_ARGS, value, path)
+    if "enable_thinking" in inner:
+        merge.say("enabled", inner.get("enable_thinking"), inner.path("enable_thinking"))
+
+
+def read_template_kwargs(
+    merge: ReasoningMerge, value: Mapping[str, Any], path: str, allowed: frozenset[str]
+) -> dict[str, Any]:
+    """Read `chat_template_kwargs`: the two thinking switches, and names the profile allows, which are returned."""
+    rest = {}
+    for key, item in value.items():
+        where = f"{path}.{key}"
+        if key in ("enable_thinking", "preserve_thinking"):
+            if not isinstance(item, bool):
+                raise invalid(f"{where}: expected a boolean", where, "invalid_type")
+            merge.say("enabled" if key == "enable_thinking" else "preserve", item, where)
+        elif key in allowed:
+            rest[key] = item
+        else:
+            raise invalid(
+                f"{where}: only enable_thinking, preserve_thinking and names that the profile lists in "
+                f"template_kwargs may be set; other template overrides are refused",
+                where,
+                "unsupported_parameter",
+            )
+    return rest

@@ -1,0 +1,153 @@
+"""The typed face of the plugins: what they registered, checked once; nothing else touches pluggy.
+
+Plugins register through the entry-point group `deck`; built-in ones do as well. A broken plugin refuses start-up,
+naming its entry point and distribution.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from deck import hookspecs
+from deck.config import Config
+from deck.contracts import Facts, Family, Launcher, Observer, Route, Step, Surface
+from deck.profile import Profile
+
+GROUP = "deck"
+
+
+class PluginError(Exception):
+    """A plugin that cannot be used; the message names it and its distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """One plugin as it was found."""
+
+    name: str
+    module: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...]
+
+
+class Plugins:
+    """All plugins, loaded; `entry_points` stands in for the installed ones in tests."""
+
+    def __init__(self, config: Config, entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> None:
+        self._config = config
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self.loaded: tuple[Loaded, ...] = tuple(
+            self._load(point)
+            for point in sorted(
+                entry_points if entry_points is not None else importlib.metadata.entry_points(group=GROUP),
+                key=lambda point: point.name,
+            )
+        )
+        self.surfaces: Mapping[str, Surface] = _named(self._call("deck_register_surfaces", Surface), "surface")
+        self.families: Mapping[str, Family] = _named(self._call("deck_register_families", Family), "family")
+        self.steps: Sequence[Step] = sorted(
+            self._call("deck_register_steps", Step), key=lambda step: (step.phase, step.name)
+        )
+        self.observers: Sequence[Observer] = self._call("deck_register_observers", Observer)
+        self.routes: Mapping[str, tuple[Surface, Route]] = self._routes()
+
+    def _load(self, point: importlib.metadata.EntryPoint) -> Loaded:
+        found = point.dist
+        distribution, version = (found.name, found.version) if found else ("unknown", "")
+        if self._manager.has_plugin(point.name):
+            raise PluginError(f"two plugins are named {point.name!r}; the second is in {distribution!r}")
+        try:
+            plugin = point.load()
+            self._manager.register(plugin, name=point.name)
+            self._manager.check_pending()
+        except Exception as exc:
+            raise PluginError(
+                f"plugin {point.name!r} ({point.value}) of {distribution} {version} cannot be loaded: {exc}; "
+                f"repair or uninstall {distribution}"
+            ) from exc
+        hooks = tuple(sorted(caller.name for caller in self._manager.get_hookcallers(plugin) or []))
+        return Loaded(name=point.name, module=point.value, distribution=distribution, version=version, hooks=hooks)
+
+    def _call(self, hook: str, protocol: Any) -> list[Any]:
+        found: list[Any] = []
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            try:
+                results = list(implementation.function(**self._arguments(implementation)) or ())
+            except Exception as exc:
+                raise PluginError(f"plugin {implementation.plugin_name!r}: {hook} failed: {exc}") from exc
+            for result in results:
+                if not isinstance(result, protocol):
+                    raise PluginError(
+                        f"plugin {implementation.plugin_name!r}: {hook} returned {type(result).__name__}, "
+                        f"which is not a {protocol.__name__}"
+                    )
+            found += results
+        return found
+
+    def _arguments(self, implementation: Any) -> dict[str, Any]:
+        return {name: self._config for name in implementation.argnames if name == "config"}
+
+    def _routes(self) -> dict[str, tuple[Surface, Route]]:
+        routes: dict[str, tuple[Surface, Route]] = {}
+        for surface in self.surfaces.values():
+            for route in surface.routes:
+                if route.path in routes:
+                    other = routes[route.path][0].name
+                    raise PluginError(f"surfaces {other!r} and {surface.name!r} both claim {route.path!r}")
+                routes[route.path] = (surface, route)
+        return routes
+
+    def profile_dirs(self) -> list[Path]:
+        """Return the directories of profiles that plugins bring."""
+        hook = self._manager.hook.deck_profile_dirs
+        return [Path(item) for result in hook(config=self._config) for item in result]
+
+    def add_commands(self, subparsers: Any) -> None:
+        """Let plugins add subcommands."""
+        self._manager.hook.deck_add_commands(subparsers=subparsers)
+
+    def launcher(self, profile: Profile) -> Launcher | None:
+        """Return a plugin's launcher for the profile, None = Deck's own."""
+        found: Launcher | None = self._manager.hook.deck_make_launcher(profile=profile, config=self._config)
+        return found
+
+    def policy(self) -> Any:
+        """Return a plugin's scheduling policy, None = Deck's own."""
+        return self._manager.hook.deck_make_policy(config=self._config)
+
+    def lifespans(self, services: Mapping[str, Any]) -> list[Any]:
+        """Return the async contexts to enter at start-up."""
+        return list(self._manager.hook.deck_lifespan(services=services))
+
+    def family(self, profile: Profile, facts: Facts) -> tuple[Family, str]:
+        """Return the family of a model and why: the profile names it, a plugin chose it by facts, or it is generic.
+
+        Raises:
+            PluginError: the name belongs to no family.
+        """
+        name, why = profile.family, "the profile names it"
+        if name is None:
+            name, why = self._manager.hook.deck_choose_family(profile=profile, facts=facts), "chosen from facts"
+        if name is None:
+            name, why = "generic", "nothing chose another"
+        if name not in self.families:
+            known = ", ".join(sorted(self.families))
+            raise PluginError(f"profile {profile.id!r}: no family named {name!r}; known: {known}")
+        return self.families[name], why
+
+
+def _named(items: Iterable[Any], what: str) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for item in items:
+        if item.name in named:
+            raise PluginError(f"two plugins register a {what} named {item.name!r}")
+        named[item.name] = item
+    return named

@@ -1,0 +1,97 @@
+"""Writes one answer to the client: status, headers, frames, heartbeats; it knows ASGI and no wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from deck import json
+from deck.http import Send
+
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_NO_BODY = b""
+
+
+class Reply:
+    """The client's side of one exchange.
+
+    Args:
+        send: ASGI's.
+        headers: gives the headers every answer carries, asked when the answer starts.
+    """
+
+    __slots__ = ("_beat", "_headers", "_last", "_send", "_task", "_timer", "status")
+
+    def __init__(self, send: Send, headers: Callable[[], Iterable[tuple[bytes, bytes]]]) -> None:
+        self._send = send
+        self._headers = headers
+        self.status: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._beat: Callable[[], bytes] | None = None
+        self._last = 0.0
+
+    @property
+    def has_started(self) -> bool:
+        """True once a status was sent."""
+        return self.status is not None
+
+    async def json(self, status: int, body: Any, extra: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Send a whole JSON answer."""
+        content = json.dumps(body)
+        self.status = status
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(content)).encode()),
+            *self._headers(),
+            *extra,
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": content})
+
+    async def frames(self, data: bytes) -> None:
+        """Send frames of a stream, starting it with 200 if need be."""
+        self._last = asyncio.get_running_loop().time()
+        if self.status is None:
+            self.status = 200
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *self._headers()]}
+            )
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        """End the stream."""
+        self.quiet()
+        await self._send({"type": "http.response.body", "body": _NO_BODY, "more_body": False})
+
+    def beat(self, interval: float, frame: Callable[[], bytes | None]) -> None:
+        """Send `frame()` whenever nothing was sent for `interval` seconds; None = not now."""
+        loop = asyncio.get_running_loop()
+        self._last = loop.time()
+
+        def tick() -> None:
+            silent = loop.time() - self._last
+            if silent + 0.001 >= interval and (self._task is None or self._task.done()):
+                data = frame()
+                if data:
+                    self._task = loop.create_task(self.frames(data))
+                silent = 0.0
+            self._timer = loop.call_later(max(interval - silent, 0.01), tick)
+
+        self._timer = loop.call_later(interval, tick)
+
+    def quiet(self) -> None:
+        """Send no more heartbeats."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def settle(self) -> None:
+        """Wait until a heartbeat that is being written is out, so that nothing is written into its middle."""
+        if self._task is not None and not self._task.done():
+            await asyncio.shield(self._task)

@@ -1,0 +1,134 @@
+"""`deck serve`: from a configuration to a listening server and an orderly end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from deck import __version__, logs
+from deck.app import Deck
+from deck.catalog import Catalog, shipped_dir
+from deck.config import Config, load_config
+from deck.normalize.sampling import SAMPLING_NAMES
+from deck.plugins import Plugins
+from deck.profile import unknown_sampling
+from deck.tokens import TokenStore
+
+# More header bytes than any client sends; beyond it h11 and httptools answer 400 or 431 by themselves.
+_BACKLOG = 2048
+
+
+class StartError(Exception):
+    """Deck cannot start; the message says what to change."""
+
+
+def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the command line sets, for `load_config`."""
+    names = ("host", "port", "state", "log_level")
+    found = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    if getattr(arguments, "profiles", None):
+        found["profiles"] = arguments.profiles
+    return found
+
+
+def configuration(arguments: argparse.Namespace) -> Config:
+    """Return the configuration of a command line."""
+    file = getattr(arguments, "config", None)
+    return load_config(Path(file) if file else None, os.environ, overrides_of(arguments))
+
+
+def load(config: Config) -> tuple[Plugins, Catalog]:
+    """Return plugins and models.
+
+    Raises:
+        StartError: a profile names a sampling field that Deck does not know, or a family that no plugin has.
+    """
+    plugins = Plugins(config)
+    catalog = Catalog.load([shipped_dir(), *plugins.profile_dirs(), *config.profiles])
+    for profile in catalog.profiles:
+        unknown = unknown_sampling(profile, SAMPLING_NAMES)
+        if unknown:
+            raise StartError(f"{profile.source}: {', '.join(unknown)}: not a sampling field Deck knows")
+        if profile.family is not None and profile.family not in plugins.families:
+            known = ", ".join(sorted(plugins.families))
+            raise StartError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
+    return plugins, catalog
+
+
+def token_store(config: Config, environ: Mapping[str, str] = os.environ) -> TokenStore:
+    """Return the tokens of a state directory, and the one of the environment."""
+    return TokenStore(config.state / "tokens.json", environ.get("DECK_TOKEN") or None)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn with a limit on draining that ends streams in their wire's own error instead of cutting them."""
+
+    def __init__(self, config: uvicorn.Config, deck: Deck, drain: float) -> None:
+        super().__init__(config)
+        self._deck = deck
+        self._drain = drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._drain, self._deck.endpoint.abort_all)
+        else:
+            self._deck.endpoint.abort_all()
+        super().handle_exit(sig, frame)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run until a signal; return the exit status."""
+    config = configuration(arguments)
+    logs.configure(config.log_level, sys.stderr)
+    plugins, catalog = load(config)
+    tokens = token_store(config)
+    greet(config, catalog, tokens)
+    deck = Deck(config, catalog, plugins, tokens, observers=[logs.ExchangeLog()])
+    settings = uvicorn.Config(
+        deck,
+        host=config.host,
+        port=config.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=int(config.drain) + 5,
+        timeout_keep_alive=75,
+        h11_max_incomplete_event_size=64 * 1024,
+        ws="none",
+        lifespan="on",
+    )
+    server = _Server(settings, deck, config.drain)
+    server.run()
+    return 0 if server.started else 1
+
+
+def greet(config: Config, catalog: Catalog, tokens: TokenStore) -> None:
+    """Print where Deck listens and, the first time, a token and a request to try."""
+    address = f"http://{config.host}:{config.port}"
+    chat = [profile.id for profile in catalog.of_kind("chat")]
+    print(f"Deck {__version__} on {address}, models: {', '.join(chat) or 'none'}", flush=True)
+    shown = "$DECK_TOKEN"
+    if tokens.is_empty:
+        _, shown = tokens.create("first", admin=True)
+        print(f"Your token, shown once: {shown}", flush=True)
+        print("Make others with `deck token create NAME`.", flush=True)
+    elif "DECK_TOKEN" not in os.environ:
+        print("Tokens: see `deck token list`; put one in DECK_TOKEN for the line below.", flush=True)
+    if chat:
+        body = f'{{"model": "{chat[0]}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        print(
+            f"Try:\n  curl -N {address}/v1/chat/completions -H 'Authorization: Bearer {shown}' \\\n"
+            f"    -H 'Content-Type: application/json' -d '{body}'",
+            flush=True,
+        )

@@ -1,0 +1,48 @@
+"""Deck's own steps of normalisation: defaults, forced values, dropped fields, limits; each change leaves a note.
+
+Precedence, later wins: family defaults < profile `[defaults]` < client < profile `[force]`; then `drop`, then
+`[limits]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from deck.canon.request import ChatRequest
+from deck.normalize.report import Report
+from deck.profile import Profile
+
+
+def apply_profile(
+    request: ChatRequest, profile: Profile, family_defaults: Mapping[str, Any], report: Report
+) -> ChatRequest:
+    """Return the request as the profile shapes it; the profile itself is never changed."""
+    if not (family_defaults or profile.defaults or profile.force or profile.drop or profile.limits):
+        return request
+    sampling = {**family_defaults, **profile.defaults, **request.sampling}
+    for name, value in profile.force.items():
+        if name in request.sampling and request.sampling[name] != value:
+            report.changed(name, "the profile forces a value", shown=f"{name}={_shown(request.sampling[name])}>{value}")
+        sampling[name] = value
+    for name in profile.drop:
+        if sampling.pop(name, None) is not None and name in request.sampling:
+            report.ignored(name, "the profile drops it")
+    for name, limit in profile.limits.items():
+        _limit(sampling, name, limit, report)
+    return replace(request, sampling=sampling)
+
+
+def _limit(sampling: dict[str, Any], name: str, limit: float, report: Report) -> None:
+    value = sampling.get(name)
+    if value is None and name == "max_tokens":
+        sampling[name] = limit
+        report.changed(name, "the profile limits the answer's length", shown=f"{name}>{limit}")
+    elif isinstance(value, int | float) and not isinstance(value, bool) and value > limit:
+        sampling[name] = limit
+        report.changed(name, "clamped to the profile's limit", shown=f"{name}={value}>{limit}")
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, int | float) else "…"

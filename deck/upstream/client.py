@@ -1,0 +1,105 @@
+"""Asks a llama-server over Deck's own transport, and turns what can go wrong there into Deck's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+
+from deck import __version__
+from deck.contracts import Address, Server
+from deck.errors import DeckError, ErrorKind
+from deck.upstream.failures import upstream_error
+from deck.upstream.transport import RawResponse, Target, TimeLimits, Transport
+
+_ERROR_LIMIT = 1 << 20
+_END_WAIT = 0.5
+_CHAT = "/v1/chat/completions"
+
+
+class UpstreamClient:
+    """Posts to servers; nothing of the client's own headers is ever passed on."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @contextlib.asynccontextmanager
+    async def chat(self, server: Server, body: bytes) -> AsyncIterator[RawResponse]:
+        """Post a chat body and give the answer once its head says 200; leaving early aborts it at once.
+
+        Raises:
+            DeckError: llama-server refused, died, or stayed silent too long.
+        """
+        async with self._guard(server):
+            response = await self._send(server, _CHAT, body)
+        try:
+            yield response
+        finally:
+            await response.aclose()
+
+    async def next_chunk(self, server: Server, response: RawResponse) -> bytes:
+        """Return more bytes of an answer, b"" at its end.
+
+        Raises:
+            DeckError: llama-server died or stayed silent too long.
+        """
+        try:
+            return await response.next_chunk()
+        except httpx.HTTPError as exc:
+            raise await _broken(server, exc) from exc
+
+    def forget(self, server: Server) -> None:
+        """Close every connection to a server that is going away."""
+        self._transport.close_target(target_of(server.address))
+
+    async def _send(self, server: Server, path: str, body: bytes) -> RawResponse:
+        stall = server.profile.server.stall_timeout
+        limits = TimeLimits(connect=5.0, write=60.0, head=stall, read=stall)
+        address = server.address
+        headers = [
+            (b"host", b"localhost" if address.uds else f"{address.host}:{address.port}".encode()),
+            (b"user-agent", f"deck/{__version__}".encode()),
+            (b"accept", b"text/event-stream"),
+            (b"content-type", b"application/json"),
+        ]
+        if server.key:
+            headers.append((b"authorization", b"Bearer " + server.key.encode()))
+        target = target_of(address)
+        response = await self._transport.send(target, "POST", address.prefix + path, headers, body, limits)
+        if response.status != 200:
+            try:
+                content = await response.read(_ERROR_LIMIT)
+            finally:
+                await response.aclose()
+            raise upstream_error(response.status, content)
+        return response
+
+    @contextlib.asynccontextmanager
+    async def _guard(self, server: Server) -> AsyncIterator[None]:
+        try:
+            yield
+        except httpx.HTTPError as exc:
+            raise await _broken(server, exc) from exc
+
+
+def target_of(address: Address) -> Target:
+    """Return the transport's form of an address."""
+    return Target(host=address.host, port=address.port, uds=address.uds, tls=address.tls)
+
+
+async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
+    name = server.profile.id
+    if isinstance(exc, httpx.ReadTimeout | httpx.WriteTimeout):
+        seconds = server.profile.server.stall_timeout
+        message = f"the llama-server of {name!r} was silent for {seconds:.0f} s; its log tells more"
+        return DeckError(ErrorKind.UPSTREAM_TIMEOUT, message)
+    if isinstance(exc, httpx.PoolTimeout):
+        return DeckError(ErrorKind.RATE_LIMIT, f"too many connections to {name!r}; try again later", retry_after=5)
+    # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(server.wait_ended(), _END_WAIT)
+    reason = server.reason or f"{type(exc).__name__}: {exc}"
+    kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
+    return DeckError(kind, f"the llama-server of {name!r} broke off: {reason}", retry_after=2)

@@ -1,0 +1,519 @@
+"""One HTTP/1.1 connection to a server, and the answer it is carrying.
+
+It knows framing, time limits and back-pressure. It does not know where connections come from, when one is reused,
+or what a body means.
+"""
+
+import asyncio
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import httptools
+import httpx
+
+_ONE_WRITE = 64 * 1024  # up to here joining head and body is cheaper than a second buffer
+_TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
+_NO_BODY = frozenset((204, 304))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """Seconds an exchange may spend in each phase; None waits for ever.
+
+    Attributes:
+        pool: Waiting for a free connection when all are busy.
+        connect: Name look-up, connection and TLS handshake.
+        write: Without any progress while the request is being sent.
+        head: From the end of the request to the response head.
+        read: Between two pieces of the body, counted only while somebody waits for one.
+    """
+
+    pool: float | None = 5.0
+    connect: float | None = 5.0
+    write: float | None = 30.0
+    head: float | None = None
+    read: float | None = None
+
+
+class Owner(Protocol):
+    """What a connection tells the pool that holds it."""
+
+    def give_back(self, connection: "Connection") -> None:
+        """Take back a connection that can carry another exchange."""
+
+    def forget(self, connection: "Connection") -> None:
+        """Drop a connection that is closed or about to be; may be called twice."""
+
+
+class RawResponse:
+    """One answer: status, headers (names in lower case), and a body that is read by one reader.
+
+    Whoever receives it must read it to its end or close it: an unread answer holds its connection.
+    """
+
+    # fmt: off
+    __slots__ = (
+        "_bodiless", "_chunks", "_complete", "_connection", "_error", "_has_head", "_limit", "_limits", "_since",
+        "_size", "_timer", "_waiter", "headers", "status",
+    )
+    # fmt: on
+
+    def __init__(self, connection: "Connection", limits: TimeLimits, *, bodiless: bool) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._connection: Connection | None = connection
+        self._limits = limits
+        self._bodiless = bodiless
+        self._has_head = False
+        self._complete = False
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._error: httpx.TransportError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._limit: float | None = None
+        self._since = 0.0
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first value of the header `name` (in lower case)."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    async def next_chunk(self) -> bytes:
+        """Return what has arrived since the last call, joined, or `b""` at the orderly end.
+
+        Raises:
+            httpx.ReadError: The connection broke, or this answer was closed.
+            httpx.RemoteProtocolError: The body is malformed or ended early.
+            httpx.ReadTimeout: The read limit passed without a byte.
+        """
+        chunks = self._chunks
+        while not chunks and not self._complete and self._error is None:
+            await self._wait(self._limits.read)
+        if chunks:
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+            self._size = 0
+            if self._connection is not None:
+                self._connection.resume_reading()
+            return data
+        if self._error is not None:
+            raise self._error
+        return b""
+
+    async def read(self, limit: int | None = None) -> bytes:
+        """Return the whole remaining body.
+
+        Args:
+            limit: Most bytes to accept; a longer body aborts the connection.
+
+        Raises:
+            httpx.RemoteProtocolError: Also when the body is longer than `limit`.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await self.next_chunk():
+            size += len(chunk)
+            if limit is not None and size > limit:
+                self.close()
+                raise httpx.RemoteProtocolError(f"the response body is longer than {limit} bytes")
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Drop what is unread; abort the connection at once if the answer was unfinished."""
+        if self._connection is not None:
+            self._connection.fail(httpx.ReadError("the response was closed before its end"))
+        self._chunks.clear()
+        self._size = 0
+
+    async def aclose(self) -> None:
+        """Do what `close` does, for `async with` and httpx."""
+        self.close()
+
+    async def _wait(self, limit: float | None) -> None:
+        """Wait until something changes: head, body, end, error, or room to write."""
+        assert self._waiter is None, "an answer has one reader"
+        if self._connection is None:
+            return
+        self._limit = limit
+        if limit is not None:
+            self._arm(self._connection.loop, limit)
+        self._waiter = self._connection.loop.create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            self._waiter = None
+
+    def _settled(self) -> bool:
+        return self._has_head or self._error is not None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
+        """Keep one lazy timer for the whole answer: a timer for each chunk would cost more than the chunk."""
+        self._since = loop.time()
+        due = self._since + limit
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        connection, limit = self._connection, self._limit
+        if connection is None or limit is None or self._waiter is None or self._waiter.done():
+            return
+        now = connection.loop.time()
+        if connection.is_writing:  # the write limit watches until the request is out
+            self._since = now
+        due = self._since + limit
+        if now < due - _TICK:
+            self._timer = connection.loop.call_at(due, self._expire)
+            return
+        what = "more of the response body" if self._has_head else "response head"
+        connection.fail(httpx.ReadTimeout(f"no {what} within {limit:g} s"))
+
+    def _detach(self) -> None:
+        self._connection = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+
+
+class Connection(asyncio.Protocol):
+    """A connection that carries one exchange at a time."""
+
+    # fmt: off
+    __slots__ = (
+        "_answered", "_complete", "_high_water", "_keep", "_left", "_loose", "_max_head", "_owner", "_parser",
+        "_protest", "_reading_paused", "_request_sent", "_response", "_reused", "_transport", "_write_timer",
+        "closed", "idle_since", "is_stale", "is_writing", "loop", "target",
+    )
+    # fmt: on
+
+    def __init__(
+        self, owner: Owner, target: object, loop: asyncio.AbstractEventLoop, *, high_water: int, max_head: int
+    ) -> None:
+        self.loop = loop
+        self.target = target
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.idle_since = 0.0
+        self.is_stale = False
+        self.is_writing = False
+        self._owner = owner
+        self._high_water = high_water
+        self._max_head = max_head
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._response: RawResponse | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._left = 0
+        self._reused = False
+        self._reading_paused = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._answered = False
+        self._complete = False
+        self._keep = False
+        self._request_sent = False
+        self._protest: str | None = None
+        self._loose = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the connection is open, as far as is known."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(self, head: bytes, body: bytes, limits: TimeLimits, *, bodiless: bool) -> RawResponse:
+        """Send a whole request and return its answer as soon as the head is there.
+
+        `is_stale` then tells whether a failure came from the connection having been closed while idle.
+        """
+        response = self._begin(limits, bodiless)
+        transport = self._transport
+        assert transport is not None
+        self._request_sent = True
+        if len(body) <= _ONE_WRITE:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        return await self._until_head(response)
+
+    async def exchange_stream(
+        self, head: bytes, body: AsyncIterable[bytes], length: int | None, limits: TimeLimits, *, bodiless: bool
+    ) -> RawResponse:
+        """Send a request whose body is produced on the way; an answer that comes early stops the sending.
+
+        Args:
+            head: The rendered request head.
+            body: The pieces of the body.
+            length: The announced length, or None to send chunks.
+            limits: Time limits.
+            bodiless: Whether the answer has no body whatever its headers say.
+        """
+        response = self._begin(limits, bodiless)
+        try:
+            await self._send_stream(response, head, body, length)
+        except BaseException:
+            response.close()
+            raise
+        return await self._until_head(response)
+
+    async def _send_stream(
+        self, response: RawResponse, head: bytes, body: AsyncIterable[bytes], length: int | None
+    ) -> None:
+        transport = self._transport
+        assert transport is not None
+        transport.write(head)
+        sent = 0
+        async for piece in body:
+            if response._settled():
+                return
+            if not piece:
+                continue
+            sent += len(piece)
+            if length is not None and sent > length:
+                raise httpx.LocalProtocolError(f"the request body is longer than its announced {length} bytes")
+            transport.writelines((piece,) if length is not None else (b"%x\r\n" % len(piece), piece, b"\r\n"))
+            while self.is_writing and not response._settled():
+                await response._wait(None)
+        if length is not None and sent < length:
+            raise httpx.LocalProtocolError(f"the request body ended after {sent} of its announced {length} bytes")
+        if length is None:
+            transport.write(b"0\r\n\r\n")
+        self._request_sent = True
+
+    def _begin(self, limits: TimeLimits, bodiless: bool) -> RawResponse:
+        if not self.is_usable:
+            self.is_stale = self._reused
+            raise httpx.RemoteProtocolError("the server closed the connection before the request was sent")
+        self._reset()
+        self._response = response = RawResponse(self, limits, bodiless=bodiless)
+        return response
+
+    async def _until_head(self, response: RawResponse) -> RawResponse:
+        while not response._settled():
+            await response._wait(response._limits.head)
+        if not response._has_head:
+            assert response._error is not None
+            raise response._error
+        return response
+
+    def fail(self, error: httpx.TransportError) -> None:
+        """End the running exchange, if any, with `error` and abort the connection."""
+        response = self._response
+        if response is not None:
+            self._response = None
+            response._error = error
+            response._detach()
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once, without sending what is still buffered."""
+        self._owner.forget(self)
+        self._stop_write_timer()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def resume_reading(self) -> None:
+        """Take bytes from the socket again after the reader has caught up."""
+        if self._reading_paused:
+            self._reading_paused = False
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, then settle what the bytes led to."""
+        response, parser = self._response, self._parser
+        if response is None or parser is None:
+            self.abort()  # nothing was asked: whatever comes next on this connection cannot be trusted
+            return
+        self._answered = True
+        self._loose += len(data)
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            self._keep = False
+            self._protest = self._protest or f"malformed response: {exc}"
+        if self._complete:
+            self._finish(response)
+        elif self._protest is not None:
+            self.fail(httpx.RemoteProtocolError(self._protest))
+        elif self._loose > self._max_head:
+            self.fail(httpx.RemoteProtocolError(f"more than {self._max_head} bytes of response head"))
+        elif response._size > self._high_water and not self._reading_paused:
+            self._reading_paused = True
+            assert self._transport is not None
+            self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        """Treat a half-closed connection as closed."""
+        self._end(None)
+        self.abort()  # a plain close would first wait for the request to be written out
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Settle everything; asyncio calls this once, and last."""
+        self._end(exc)
+        self._stop_write_timer()
+        self._owner.forget(self)
+        self._parser = None  # it holds bound methods of this object
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Start the write limit's clock."""
+        self.is_writing = True
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        """Start the head limit's clock: the request is out."""
+        self.is_writing = False
+        self._stop_write_timer()
+        if self._response is not None:
+            self._response._since = self.loop.time()
+            self._response._wake()
+
+    def on_message_begin(self) -> None:
+        """Notice an answer nobody asked for behind the one that is complete."""
+        if self._complete:
+            self._keep = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header."""
+        response = self._response
+        if response is not None and not response._has_head:  # trailers are dropped
+            response.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Publish the head, unless it is an interim one."""
+        response, parser = self._response, self._parser
+        if response is None or parser is None or response._has_head:
+            return
+        status = parser.get_status_code()
+        if status == 101:
+            self._protest = "the server switched protocols unasked"
+        if status < 200:
+            return
+        if sum(len(name) + len(value) for name, value in response.headers) > self._max_head:
+            self._protest = f"more than {self._max_head} bytes of response head"
+            return
+        response.status = status
+        response._has_head = True
+        self._loose = 0
+        if response._bodiless:
+            self._complete = True
+            self._keep = parser.should_keep_alive()
+        response._wake()
+
+    def on_body(self, data: bytes) -> None:
+        """Buffer a piece of the body."""
+        response = self._response
+        if response is None or self._complete:
+            self._keep = False
+            return
+        self._loose = 0
+        response._chunks.append(data)
+        response._size += len(data)
+        response._wake()
+
+    def on_message_complete(self) -> None:
+        """Mark the answer as whole; what follows in the same read is checked first."""
+        response, parser = self._response, self._parser
+        if response is None or parser is None or self._complete:
+            return
+        if response._has_head:
+            self._complete = True
+            self._keep = parser.should_keep_alive()  # right only inside the callbacks
+        else:
+            response.headers.clear()  # an interim response
+
+    def _finish(self, response: RawResponse) -> None:
+        """Hand the finished answer over to its reader and the connection back to its owner."""
+        transport = self._transport
+        assert transport is not None
+        self._response = None
+        response._complete = True
+        response._detach()
+        self._stop_write_timer()
+        if not self._keep or not self._request_sent or transport.is_closing() or transport.get_write_buffer_size():
+            self.abort()
+            return
+        if response._bodiless:
+            self._parser = httptools.HttpResponseParser(self)  # the old one waits for the body that was announced
+        self.resume_reading()
+        self._reused = True
+        self._owner.give_back(self)
+
+    def _end(self, exc: Exception | None) -> None:
+        """Settle the running exchange when the peer has closed."""
+        response = self._response
+        if response is None:
+            return
+        self.is_stale = self._reused and not self._answered
+        if response._has_head and exc is None and _ends_with_close(response):
+            self._response = None
+            response._complete = True
+            response._detach()
+        else:
+            self.fail(_ending_error(response, exc, self._answered))
+
+    def _watch_writing(self) -> None:
+        response = self._response
+        if response is None or response._has_head or response._limits.write is None or self._transport is None:
+            return
+        self._left = self._transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(response._limits.write, self._check_writing)
+
+    def _check_writing(self) -> None:
+        self._write_timer = None
+        response = self._response
+        if response is None or response._has_head or self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() < self._left:
+            self._watch_writing()
+            return
+        self.fail(httpx.WriteTimeout(f"no byte of the request was taken within {response._limits.write:g} s"))
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+def _ends_with_close(response: RawResponse) -> bool:
+    """Whether the body's end is the connection's (RFC 9112, section 6.3)."""
+    coding = response.header(b"transfer-encoding")
+    if coding is not None:
+        return not coding.lower().rstrip().endswith(b"chunked")
+    return response.header(b"content-length") is None
+
+
+def _ending_error(response: RawResponse, exc: Exception | None, answered: bool) -> httpx.TransportError:
+    if isinstance(exc, BrokenPipeError):
+        return httpx.WriteError(f"the server closed the connection while the request was being sent: {exc}")
+    if exc is not None:
+        return httpx.ReadError(f"the connection broke: {exc}")
+    if response._has_head:
+        length = response.header(b"content-length")
+        promised = f"{length.decode('latin-1')} bytes announced" if length is not None else "no last chunk"
+        return httpx.RemoteProtocolError(f"peer closed connection without sending complete message body ({promised})")
+    if answered:
+        return httpx.RemoteProtocolError("peer closed connection inside the response head")
+    return httpx.RemoteProtocolError("server disconnected without sending a response")

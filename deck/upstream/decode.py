@@ -1,0 +1,263 @@
+"""llama-server's chat stream as canonical events: the only place that knows where a part begins and ends.
+
+Pure: bytes in, events out. It knows nothing of the client, of families, or of who reads the socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deck import json
+from deck.canon.events import Event, Failed, Finish, FinishReason, PartKind, Progress, Start, Usage
+from deck.errors import DeckError, ErrorKind
+from deck.upstream.failures import upstream_error
+from deck.upstream.parts import Parts
+from deck.upstream.sse import SSEDecoder, SSEError
+from deck.upstream.toolcalls import ToolCalls
+
+_OBJECT = "chat.completion.chunk"
+_DONE = b"[DONE]"
+_REASONS = {reason.value: reason for reason in FinishReason}
+_EXTRA_NAMES = ("usage", "timings", "prompt_progress", "__verbose")
+_EXTRAS = frozenset(_EXTRA_NAMES)
+_EXCERPT = 40
+
+
+class Decoder:
+    """Decode one answer.
+
+    The events obey the grammar of `deck.canon.events` whatever the upstream does, and do not depend on where the
+    network cut the bytes. After `Finish` or `Failed` nothing more comes out.
+
+    Args:
+        seed: makes the ids of the tool calls; the same seed gives the same ids.
+        prefill_only: nothing was asked for but the prompt's processing: no parts come out, and the answer ends in
+            `FinishReason.LENGTH` with no completion tokens.
+    """
+
+    def __init__(self, *, seed: str, prefill_only: bool = False) -> None:
+        self.finished = False
+        self._prefill_only = prefill_only
+        self._sse = SSEDecoder()
+        self._parts = Parts()
+        self._calls = ToolCalls(seed, self._parts)
+        self._is_started = False
+        self._reason: FinishReason | None = None
+        self._usage: Usage | None = None
+        self._timings: Mapping[str, Any] | None = None
+        self._stop_sequence: str | None = None
+        self._tokens: list[int] = []
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Return the events that `chunk` completes."""
+        if self.finished:
+            return []
+        try:
+            self._payloads(self._sse.feed(chunk))
+        except SSEError as error:
+            self._payloads(error.payloads)
+            self._fail(_broken(f"llama-server sent {error}"))
+        return self._taken()
+
+    def end(self) -> list[Event]:
+        """Return what follows from the upstream having closed the stream.
+
+        llama-server ends with `[DONE]`. Without it an answer counts as whole if it gave its reason to finish, else as
+        cut; a frame that lacks only its blank line counts if it parses.
+        """
+        self._payloads([payload for payload in self._sse.end() if payload == _DONE or _object(payload) is not None])
+        if not self.finished and self._reason is not None:
+            self._payloads([_DONE])
+        if not self.finished:
+            self._fail(_cut())
+        return self._taken()
+
+    def _taken(self) -> list[Event]:
+        events, self._parts.events = self._parts.events, []
+        return events
+
+    def _payloads(self, payloads: list[bytes]) -> None:
+        try:
+            for payload in payloads:
+                if self.finished:
+                    return
+                if payload == _DONE:
+                    self._finish()
+                else:
+                    self._payload(payload)
+        except DeckError as error:
+            self._fail(error)
+
+    def _payload(self, payload: bytes) -> None:
+        chunk = _object(payload)
+        if chunk is None:
+            self._oddity(payload)
+            return
+        if chunk.get("error"):
+            raise upstream_error(200, chunk)
+        choices = chunk.get("choices")
+        has_extras = not _EXTRAS.isdisjoint(chunk)
+        if chunk.get("object", _OBJECT) != _OBJECT or not (type(choices) is list or (choices is None and has_extras)):
+            raise _garbage(payload)
+        if not self._is_started:
+            self._start(chunk)
+        if has_extras:
+            self._take_extras(chunk)
+        for choice in choices or ():
+            if type(choice) is not dict:
+                raise _garbage(payload)
+            if not choice.get("index"):
+                self._choice(choice, payload)
+        self._parts.timings = None
+
+    def _oddity(self, payload: bytes) -> None:
+        """Take a payload that is no object: blank, `[DONE]` with blanks about it, or garbage."""
+        payload = payload.strip()
+        if payload == _DONE:
+            self._finish()
+        elif payload:
+            raise _garbage(payload)
+
+    def _start(self, chunk: Mapping[str, Any]) -> None:
+        self._is_started = True
+        model, fingerprint = chunk.get("model"), chunk.get("system_fingerprint")
+        self._parts.events.append(
+            Start(model if isinstance(model, str) else "", fingerprint if isinstance(fingerprint, str) else None)
+        )
+
+    def _choice(self, choice: Mapping[str, Any], payload: bytes) -> None:
+        reason = choice.get("finish_reason")
+        if not self._prefill_only:
+            logprobs = choice.get("logprobs")
+            if logprobs:
+                self._parts.logprobs += _entries(logprobs)
+            if reason:
+                self._parts.timings = None  # they are the whole answer's, and `Finish` carries them
+            delta = choice.get("delta")
+            if type(delta) is dict:
+                self._delta(delta, payload)
+            elif delta:
+                raise _garbage(payload)
+        if reason:
+            self._take_reason(reason)
+
+    def _delta(self, delta: Mapping[str, Any], payload: bytes) -> None:
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        text = delta.get("content")
+        calls = delta.get("tool_calls")
+        if thought:
+            self._text("reasoning", thought, payload)
+        if text:
+            self._text("text", text, payload)
+        if calls:
+            if type(calls) is not list or not all(type(entry) is dict for entry in calls):
+                raise _garbage(payload)
+            for entry in calls:
+                self._calls.feed(entry)
+
+    def _text(self, kind: PartKind, text: object, payload: bytes) -> None:
+        if type(text) is not str:
+            raise _garbage(payload)
+        parts = self._parts
+        if parts.kind != kind:
+            self._calls.close()
+            parts.open(kind)
+        parts.delta(text)
+
+    def _take_reason(self, reason: object) -> None:
+        if self._reason is None:
+            self._reason = _REASONS.get(reason) if isinstance(reason, str) else None
+            if self._reason is None:
+                raise _broken(f"llama-server ended the answer with {str(reason)[:_EXCERPT]!r}")
+
+    def _take_extras(self, chunk: Mapping[str, Any]) -> None:
+        usage, timings, progress, verbose = (_members(chunk, name) for name in _EXTRA_NAMES)
+        if usage:
+            self._usage = Usage(
+                prompt=_count(usage, "prompt_tokens") or 0,
+                completion=_count(usage, "completion_tokens") or 0,
+                cached=_count(_members(usage, "prompt_tokens_details"), "cached_tokens"),
+                reasoning=_count(_members(usage, "completion_tokens_details"), "reasoning_tokens"),
+            )
+        if timings:
+            self._timings = self._parts.timings = timings
+        if progress:
+            self._parts.events.append(Progress("prompt", progress))
+        if verbose:
+            self._take_verbose(verbose)
+
+    def _take_verbose(self, verbose: Mapping[str, Any]) -> None:
+        word, tokens = verbose.get("stopping_word"), verbose.get("tokens")
+        if isinstance(word, str) and word and verbose.get("stop_type") == "word":
+            self._stop_sequence = word
+        if type(tokens) is list and tokens:
+            # The last chunk holds either the tokens of the whole answer or, when streaming, none.
+            self._tokens = tokens if verbose.get("stop_type") else [*self._tokens, *tokens]
+
+    def _finish(self) -> None:
+        if not self._is_started:
+            raise _cut()
+        self._calls.finish(is_cut=self._reason is FinishReason.LENGTH)
+        self._parts.finish()
+        usage = self._usage or _counted(self._timings or {})
+        reason = self._reason or FinishReason.STOP
+        if reason is FinishReason.STOP and self._calls.count:
+            reason = FinishReason.TOOL_CALLS
+        if self._prefill_only:
+            reason, usage = FinishReason.LENGTH, Usage(usage.prompt, 0, usage.cached)
+        tokens = None if self._prefill_only or not self._tokens else tuple(self._tokens)
+        stop_sequence = None if self._prefill_only else self._stop_sequence
+        self._parts.events.append(Finish(reason, usage, stop_sequence, self._timings, tokens))
+        self.finished = True
+
+    def _fail(self, error: DeckError) -> None:
+        if not self.finished:
+            self.finished = True
+            self._parts.events.append(Failed(error))
+
+
+def _object(payload: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        return None
+    return value if type(value) is dict else None
+
+
+def _members(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = values.get(name)
+    return value if type(value) is dict else {}
+
+
+def _entries(logprobs: object) -> tuple[Mapping[str, Any], ...]:
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return tuple(entry for entry in content if isinstance(entry, dict)) if isinstance(content, list) else ()
+
+
+def _count(values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    return value if type(value) is int and value >= 0 else None
+
+
+def _counted(timings: Mapping[str, Any]) -> Usage:
+    """Return usage by what llama-server measured; its `prompt_n` leaves cached tokens out."""
+    cached = _count(timings, "cache_n")
+    prompt = (_count(timings, "prompt_n") or 0) + (cached or 0)
+    return Usage(prompt, _count(timings, "predicted_n") or 0, cached)
+
+
+def _broken(message: str) -> DeckError:
+    return DeckError(ErrorKind.UPSTREAM, message, code="upstream_error")
+
+
+def _cut() -> DeckError:
+    return _broken("the upstream ended the stream before the answer was complete")
+
+
+def _garbage(payload: bytes) -> DeckError:
+    head = "".join(letter for letter in payload[: 4 * _EXCERPT].decode(errors="ignore") if letter.isprintable())
+    size = len(payload)
+    return _broken(
+        f"llama-server sent something that is not a chat chunk: {size} bytes that begin with {head[:_EXCERPT]!r}"
+    )

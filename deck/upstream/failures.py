@@ -1,0 +1,137 @@
+"""What llama-server says when it refuses, as a `DeckError`.
+
+Decides whose fault it is from the status and, where llama-server blames the wrong side, from its words. Knows no
+stream and no surface.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deck import json
+from deck.errors import DeckError, ErrorKind
+
+LONGEST_MESSAGE = 2000
+RETRY_AFTER = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    kind: ErrorKind
+    code: str | None = None
+    retry_after: float | None = None
+    should_retry: bool | None = None
+
+
+_CLIENT = _Verdict(ErrorKind.INVALID_REQUEST)
+_OVERFLOW = _Verdict(ErrorKind.CONTEXT_LENGTH, "context_length_exceeded")
+_UPSTREAM = _Verdict(ErrorKind.UPSTREAM, "upstream_error")
+_MODEL = _Verdict(ErrorKind.UPSTREAM, "upstream_error", should_retry=False)
+_BUSY = _Verdict(ErrorKind.UNAVAILABLE, retry_after=RETRY_AFTER)
+
+# Running out of the shared KV cache in mid-answer is a 500 without numbers.
+_TOO_LONG = re.compile(r"context size has been exceeded|exceeds? the available context size", re.IGNORECASE)
+# llama-server answers 500 to many a client's mistake, and 400 or 500 to a template's; its words are the only evidence.
+# The first row that matches decides.
+_WORDS: tuple[tuple[re.Pattern[str], _Verdict], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), verdict)
+    for pattern, verdict in (
+        (r"does not match the expected|failed to parse input at pos|invalid diff:", _MODEL),
+        (r"jinja|template", _CLIENT),
+        (r"failed to parse (?:messages|tools|grammar)", _CLIENT),
+        (r"unsupported|(?:image|audio|video) input is not supported", _CLIENT),
+        (r"cannot pass both|roles must alternate|prefill is incompatible", _CLIENT),
+        (r"json[_ ]schema|json\.exception\.(?:type_error|out_of_range)", _CLIENT),
+        (r"is too large to process", _CLIENT),
+    )
+)
+_TYPES: Mapping[str, _Verdict] = {
+    "exceed_context_size_error": _OVERFLOW,
+    "unavailable_error": _BUSY,
+}
+_STATUSES: Mapping[int, _Verdict] = {
+    404: _UPSTREAM,
+    408: _UPSTREAM,
+    413: _Verdict(ErrorKind.TOO_LARGE),
+    429: _BUSY,
+    501: _CLIENT,
+    503: _BUSY,
+}
+_REFUSED = frozenset({401, 403})
+_LIMITS = re.compile(r"\((\d+) tokens\) exceeds the available context size \((\d+) tokens")
+_PATH = re.compile(
+    r"""(?<![\w.:/\\])(?:/|[A-Za-z]:[\\/])(?:[^'"\n]*[/\\])?"""
+    r"""([^'"/\\\s]+\.(?:gguf|bin|safetensors|jinja|json|sock|cpp|hpp|h|cu))\b"""
+)
+
+
+def upstream_error(status: int, body: bytes | Mapping[str, Any]) -> DeckError:
+    """Convert a refusal of llama-server.
+
+    Args:
+        status: of its reply; 200 for an error that stood in a stream, where `error.code` says more.
+        body: the bytes of the reply, or the decoded object of a frame.
+    """
+    error = _members(body)
+    code = error.get("code")
+    if status < 400:
+        status = code if type(code) is int and 400 <= code <= 599 else 500
+    if status in _REFUSED:
+        return DeckError(ErrorKind.UPSTREAM, f"llama-server refused Deck's key ({status})", code="upstream_error")
+    message = _message(status, error)
+    verdict = _judge(status, error.get("type"), message)
+    return DeckError(
+        verdict.kind,
+        message,
+        code=verdict.code,
+        retry_after=verdict.retry_after,
+        limits=_limits(error, message) if verdict is _OVERFLOW else None,
+        should_retry=verdict.should_retry,
+    )
+
+
+def _members(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `message`, `type` and `code` wherever they stand; text that is not JSON is the message."""
+    value: Any = body
+    if isinstance(body, bytes):
+        try:
+            value = json.loads(body)
+        except ValueError:
+            return {"message": body.decode(errors="replace")}
+    if isinstance(value, Mapping) and "error" in value:
+        value = value["error"]
+    return value if isinstance(value, Mapping) else {"message": value}
+
+
+def _message(status: int, error: Mapping[str, Any]) -> str:
+    message = error.get("message")
+    text = message.strip() if isinstance(message, str) else ""
+    if not text:
+        return f"llama-server answered {status} without a message"
+    if text.startswith("<"):
+        return f"llama-server answered {status} with a page of HTML"
+    return _PATH.sub(r"\1", text[:LONGEST_MESSAGE])
+
+
+def _judge(status: int, label: object, message: str) -> _Verdict:
+    if isinstance(label, str) and label in _TYPES:
+        return _TYPES[label]
+    if _TOO_LONG.search(message):
+        return _OVERFLOW
+    if status in _STATUSES:
+        return _STATUSES[status]
+    for pattern, verdict in _WORDS:
+        if pattern.search(message):
+            return verdict
+    return _CLIENT if status < 500 else _UPSTREAM
+
+
+def _limits(error: Mapping[str, Any], message: str) -> tuple[int, int] | None:
+    prompt, context = error.get("n_prompt_tokens"), error.get("n_ctx")
+    if type(prompt) is int and type(context) is int:
+        return prompt, context
+    found = _LIMITS.search(message)
+    return (int(found[1]), int(found[2])) if found else None

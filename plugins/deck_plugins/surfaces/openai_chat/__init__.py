@@ -1,0 +1,60 @@
+"""The surface of OpenAI Chat Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deck.api import (
+    Answer,
+    DeckError,
+    Parsed,
+    ParseOptions,
+    Projector,
+    ReplyHead,
+    Report,
+    Route,
+    Surface,
+    Table,
+    hookimpl,
+)
+
+from .fields import TABLES
+from .parse import parse
+from .project import ChatProjector
+from .render import render, render_error
+
+
+class OpenAIChat:
+    """`POST /v1/chat/completions`."""
+
+    name = "chat"
+    title = "OpenAI Chat Completions"
+    routes = (Route(path="/chat/completions"),)
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The field tables by the path they apply to."""
+        return TABLES
+
+    def parse(self, body: Mapping[str, Any], report: Report, options: ParseOptions) -> Parsed:
+        """Turn a client's body into the canonical request."""
+        return parse(body, report, options)
+
+    def projector(self, parsed: Parsed, head: ReplyHead) -> Projector:
+        """Make the state machine for one streamed answer."""
+        return ChatProjector(parsed, head)
+
+    def render(self, answer: Answer, parsed: Parsed, head: ReplyHead) -> dict[str, Any]:
+        """Make the buffered answer."""
+        return render(answer, parsed, head)
+
+    def error(self, error: DeckError, request_id: str) -> dict[str, Any]:
+        """Make the error envelope; the request's id travels in a header on this wire."""
+        return render_error(error)
+
+
+@hookimpl
+def deck_register_surfaces(config: object) -> Iterable[Surface]:
+    """Register Chat Completions."""
+    return (OpenAIChat(),)

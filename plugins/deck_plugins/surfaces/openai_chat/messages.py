@@ -1,0 +1,243 @@
+"""Read the `messages` of Chat Completions, in all the shapes that clients send, into canonical turns."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from deck.api import (
+    Audio,
+    Image,
+    Message,
+    Part,
+    Reader,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+    Values,
+    digest9,
+    invalid,
+    is_json_object,
+    json,
+    tool_id_of_client,
+    wrong_type,
+)
+
+from .fields import AUDIO, CALL, CALL_FUNCTION, IMAGE, MESSAGE, PARTS
+
+_DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,[A-Za-z0-9+/]+={0,2}")
+_NO_ARGUMENTS = ("", "null")
+
+
+def read_messages(reader: Reader, items: list[Any]) -> tuple[Message, ...]:
+    """Return the turns in the client's order.
+
+    Raises:
+        DeckError: a turn has a shape that cannot be honoured.
+    """
+    if not items:
+        raise invalid("messages: expected at least one message", "messages", "unsupported_value")
+    return tuple(_Turn(reader, item, f"messages[{position}]").read() for position, item in enumerate(items))
+
+
+class _Turn:
+    """One message while it is read; `path` is the client's own."""
+
+    def __init__(self, reader: Reader, item: Any, path: str) -> None:
+        if not isinstance(item, dict):
+            raise wrong_type(path, "an object", item)
+        self.reader = reader
+        self.path = path
+        self.values = reader.read(MESSAGE, item, path)
+        if "role" not in self.values:
+            raise invalid(f"{path}.role is required", f"{path}.role", "missing_required_parameter")
+
+    def read(self) -> Message:
+        role = self.values.get("role")
+        if "name" in self.values and role != "function":
+            self.reader.report.ignored(f"{self.path}.name", "llama-server's templates take no names")
+        match role:
+            case "assistant":
+                return Message("assistant", self._assistant(), self.path)
+            case "tool":
+                return Message("tool", (self._result(self._call_id()),), self.path)
+            case "function":
+                return Message("tool", (self._result(digest9(self._function_name())),), self.path)
+            case _:
+                self._only_text_members(role)
+                parts = self._content()
+                if role != "user" and any(not isinstance(part, Text) for part in parts):
+                    raise invalid(f"{self.path}.content: a {role} message takes text only", f"{self.path}.content")
+                return Message(role, parts, self.path)
+
+    def _only_text_members(self, role: str) -> None:
+        for name in ("tool_calls", "function_call", "tool_call_id", "prefix"):
+            if self.values.get(name):
+                where = self.values.path(name)
+                raise invalid(f"{where}: a {role} message has no {name}", where, "unsupported_parameter")
+        if self.values.get("reasoning_content"):
+            self.reader.report.ignored(self.values.path("reasoning_content"), "only assistant turns carry thoughts")
+        if "content" not in self.values:
+            self.reader.report.changed(f"{self.path}.content", "an absent content is empty text")
+
+    def _assistant(self) -> tuple[Part, ...]:
+        parts: list[Part] = []
+        if thought := self.values.get("reasoning_content"):
+            parts.append(Reasoning(thought))
+        content = self._content()
+        if any(isinstance(part, Image | Audio) for part in content):
+            raise invalid(f"{self.path}.content: an assistant message takes text only", f"{self.path}.content")
+        # Thinking comes first in every template, wherever the client put the part.
+        parts += [part for part in content if isinstance(part, Reasoning)]
+        parts += [part for part in content if isinstance(part, Text)]
+        parts += self._calls()
+        return tuple(parts)
+
+    def _calls(self) -> list[Part]:
+        calls: list[Part] = []
+        for position, item in enumerate(self.values.get("tool_calls") or []):
+            calls.append(self._call(item, f"{self.path}.tool_calls[{position}]"))
+        if old := self.values.get("function_call"):
+            where = f"{self.path}.function_call"
+            name, arguments = self._function(old, where)
+            self.reader.report.changed(where, "is read as tool_calls", shown=f"{where}>tool_calls")
+            calls.append(ToolCall(digest9(name), name, arguments))
+        return calls
+
+    def _call(self, item: Any, path: str) -> ToolCall:
+        if not isinstance(item, dict):
+            raise wrong_type(path, "an object", item)
+        call = self.reader.read(CALL, item, path)
+        if call.get("type", "function") not in ("function", ""):
+            raise invalid(f"{path}.type: only 'function' calls are supported", f"{path}.type", "unsupported_value")
+        if "function" not in call:
+            raise invalid(f"{path}.function is required", f"{path}.function", "missing_required_parameter")
+        name, arguments = self._function(call.get("function"), f"{path}.function")
+        sent = call.get("id") or f"{path}"
+        return ToolCall(tool_id_of_client(sent), name, arguments)
+
+    def _function(self, item: Any, path: str) -> tuple[str, str]:
+        function = self.reader.read(CALL_FUNCTION, item, path)
+        if "name" not in function:
+            raise invalid(f"{path}.name is required", f"{path}.name", "missing_required_parameter")
+        arguments = function.get("arguments", "")
+        where = f"{path}.arguments"
+        if isinstance(arguments, dict):
+            self.reader.report.changed(
+                where, "an object is written as a string of JSON", shown=f"{where}:object>string"
+            )
+            return function.get("name"), json.dumps(arguments).decode()
+        if not isinstance(arguments, str):
+            raise wrong_type(where, "a string of JSON", arguments)
+        if arguments.strip() in _NO_ARGUMENTS:
+            return function.get("name"), "{}"
+        if not is_json_object(arguments):
+            raise invalid(
+                f"{where}: not a JSON object; templates that read arguments would fail on it",
+                where,
+                "unsupported_value",
+            )
+        return function.get("name"), arguments
+
+    def _function_name(self) -> str:
+        if "name" not in self.values:
+            where = f"{self.path}.name"
+            raise invalid(f"{where} is required in a function message", where, "missing_required_parameter")
+        self.reader.report.changed(f"{self.path}.role", "is read as tool", shown=f"{self.path}.role=function>tool")
+        return str(self.values.get("name"))
+
+    def _call_id(self) -> str:
+        sent = self.values.get("tool_call_id")
+        if not sent:
+            where = f"{self.path}.tool_call_id"
+            raise invalid(f"{where} is required in a tool message", where, "missing_required_parameter")
+        return tool_id_of_client(sent)
+
+    def _result(self, call_id: str) -> ToolResult:
+        content = self.values.get("content")
+        if isinstance(content, dict):
+            where = f"{self.path}.content"
+            self.reader.report.changed(where, "an object is written as text", shown=f"{where}:object>string")
+            return ToolResult(call_id, (Text(json.dumps(content).decode()),))
+        parts = self._content()
+        kept = tuple(part for part in parts if isinstance(part, Text | Image))
+        if len(kept) != len(parts):
+            raise invalid(f"{self.path}.content: a tool result takes text and images", f"{self.path}.content")
+        return ToolResult(call_id, kept)
+
+    def _content(self) -> tuple[Part, ...]:
+        content = self.values.get("content")
+        if content is None or content == "":
+            return ()
+        if isinstance(content, str):
+            return (Text(content),)
+        where = f"{self.path}.content"
+        if not isinstance(content, list):
+            raise wrong_type(where, "a string, null or an array of parts", content)
+        return tuple(
+            part
+            for position, item in enumerate(content)
+            if (part := _read_part(self.reader, item, f"{where}[{position}]")) is not None
+        )
+
+
+def _read_part(reader: Reader, item: Any, path: str) -> Part | None:
+    if isinstance(item, str):
+        reader.report.changed(path, "a bare string is a text part", shown=f"{path}:string>text")
+        return Text(item)
+    if not isinstance(item, dict):
+        raise wrong_type(path, "an object with a type", item)
+    kind = item.get("type")
+    table = PARTS.get(kind) if isinstance(kind, str) else None
+    if table is None:
+        raise invalid(
+            f"{path}.type: {kind!r} is not supported here; known: {', '.join(PARTS)}",
+            f"{path}.type",
+            "unsupported_value",
+        )
+    part = reader.read(table, item, path)
+    match kind:
+        case "text":
+            return Text(part.get("text")) if part.get("text") else None
+        case "image_url":
+            return _image(reader, part, path)
+        case "input_audio":
+            return _audio(reader, part, path)
+        case "thinking":
+            return Reasoning(part.get("thinking", ""))
+        case _:
+            return Reasoning(part.get("text", ""))
+
+
+def _image(reader: Reader, part: Values, path: str) -> Image:
+    sent = part.get("image_url")
+    where = f"{path}.image_url"
+    if isinstance(sent, str):
+        reader.report.changed(where, "a bare string is its url", shown=f"{where}:string>object")
+        url = sent
+    elif isinstance(sent, dict):
+        url, where = reader.read(IMAGE, sent, where).get("url"), f"{where}.url"
+    else:
+        raise wrong_type(where, "an object with a url", sent)
+    if not isinstance(url, str):
+        raise invalid(f"{where} is required", where, "missing_required_parameter")
+    if not url.startswith("data:"):
+        raise invalid(
+            f"{where}: only data: URLs are accepted; Deck fetches no client's URL", where, "unsupported_value"
+        )
+    if not _DATA_URL.fullmatch(url):
+        raise invalid(f"{where}: expected data:image/…;base64,… without line breaks", where, "unsupported_value")
+    return Image(url)
+
+
+def _audio(reader: Reader, part: Values, path: str) -> Audio:
+    sent = part.get("input_audio")
+    where = f"{path}.input_audio"
+    if sent is None:
+        raise invalid(f"{where} is required", where, "missing_required_parameter")
+    audio = reader.read(AUDIO, sent, where)
+    for name in ("data", "format"):
+        if name not in audio:
+            raise invalid(f"{where}.{name} is required", f"{where}.{name}", "missing_required_parameter")
+    return Audio(audio.get("data"), audio.get("format"))

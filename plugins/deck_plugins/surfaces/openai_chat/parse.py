@@ -1,0 +1,171 @@
+"""Read a body of Chat Completions into the canonical request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deck.api import (
+    SAMPLING_NAMES,
+    ChatRequest,
+    Parsed,
+    ParseOptions,
+    Reader,
+    ReasoningSetting,
+    Report,
+    Values,
+    invalid,
+    out_of_range,
+    reasoning,
+    wrong_type,
+)
+
+from .fields import FIELDS, STREAM_OPTIONS
+from .messages import read_messages
+from .output import read_output
+from .tools import read_tools
+
+_PROTECTED = frozenset({"model", "messages", "tools", "stream", "functions"})
+_FORWARDED = (
+    "timings_per_token",
+    "return_progress",
+    "reasoning_budget_message",
+    "reasoning_format",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the answer depends on beside the canonical request."""
+
+    include_usage: bool = False
+    legacy_functions: bool = False
+    hide_reasoning: bool = False
+    top_logprobs: int | None = None
+    timings: bool = False
+    progress: bool = False
+    token_ids: bool = False
+    service_tier: bool = False
+
+
+def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Parsed:
+    """Turn a client's body into the canonical request.
+
+    Raises:
+        DeckError: with the client's own path of what cannot be honoured.
+    """
+    reader = Reader(report, lenient=options.lenient)
+    fields = reader.read_with_extra(FIELDS, body, protected=_PROTECTED)
+    for name in ("model", "messages"):
+        if name not in fields:
+            raise invalid(f"{name} is required", name, "missing_required_parameter")
+    stream = fields.get("stream", False)
+    tools, choice = read_tools(reader, fields)
+    logprobs = _logprobs(fields, bool(tools))
+    setting, exclude, kwargs = _reasoning(reader, fields, options)
+    request = ChatRequest(
+        model=fields.get("model"),
+        messages=read_messages(reader, fields.get("messages")),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=fields.get("parallel_tool_calls") if tools else None,
+        sampling=_sampling(fields),
+        output=read_output(reader, fields, has_tools=bool(tools)),
+        reasoning=setting,
+        logprobs=logprobs,
+        stream=stream,
+        extra={name: fields.get(name) for name in _FORWARDED if name in fields},
+        template_kwargs=kwargs,
+    )
+    if "parallel_tool_calls" in fields and not tools:
+        report.ignored(fields.path("parallel_tool_calls"), "no tools are offered")
+    if fields.get("parse_tool_calls") is False:
+        where = fields.path("parse_tool_calls")
+        raise invalid(f"{where}: llama-server always parses calls when tools are offered; leave tools out", where)
+    reply = _reply(reader, fields, body, stream, exclude, logprobs)
+    if reply.token_ids:
+        # llama-server gives token ids only inside its verbose object, which never reaches the client.
+        request = replace(request, extra={**request.extra, "return_tokens": True, "verbose": True})
+    return Parsed(request, reply)
+
+
+def _sampling(fields: Values) -> dict[str, Any]:
+    sampling = {name: value for name, value in fields.values.items() if name in SAMPLING_NAMES}
+    if sampling.get("stop") == []:
+        del sampling["stop"]
+    return sampling
+
+
+def _logprobs(fields: Values, has_tools: bool) -> int | None:
+    wanted, top = fields.get("logprobs"), fields.get("top_logprobs")
+    where = fields.path("logprobs")
+    if wanted is not None and not isinstance(wanted, bool):
+        if not isinstance(wanted, int):
+            raise wrong_type(where, "a boolean", wanted)
+        if not 0 <= wanted <= 20:
+            raise out_of_range(where, "a boolean, or an integer 0…20", wanted)
+        if top is not None and top != wanted:
+            raise invalid(f"{where!r} and {fields.path('top_logprobs')!r} say different things", where)
+        wanted, top = True, wanted
+    if not wanted:
+        if top:
+            at = fields.path("top_logprobs")
+            raise invalid(f"{at} needs logprobs: true", at, "unsupported_value")
+        return None
+    if has_tools:
+        raise invalid(f"{where}: llama-server gives no logprobs together with tools", where, "unsupported_parameter")
+    return top or 0
+
+
+def _reasoning(reader: Reader, fields: Values, options: ParseOptions) -> tuple[ReasoningSetting, bool, dict[str, Any]]:
+    merge = reasoning.ReasoningMerge(reader.report)
+    kwargs: dict[str, Any] = {}
+    for name in ("reasoning_effort", "enable_thinking", "reasoning_budget_tokens", "include_reasoning"):
+        if name in fields:
+            value = fields.get(name)
+            member = {
+                "reasoning_effort": "effort",
+                "enable_thinking": "enabled",
+                "reasoning_budget_tokens": "budget",
+                "include_reasoning": "exclude",
+            }[name]
+            merge.say(member, not value if member == "exclude" else value, fields.path(name))
+    if "reasoning" in fields:
+        reasoning.read_reasoning_object(merge, reader, fields.get("reasoning"), fields.path("reasoning"))
+    if "thinking" in fields:
+        reasoning.read_thinking_object(merge, reader, fields.get("thinking"), fields.path("thinking"))
+    if "think" in fields:
+        reasoning.read_think(merge, fields.get("think"), fields.path("think"))
+    if "chat_template_args" in fields:
+        where = fields.path("chat_template_args")
+        reasoning.read_template_args(merge, reader, fields.get("chat_template_args"), where)
+    if "chat_template_kwargs" in fields:
+        where = fields.path("chat_template_kwargs")
+        kwargs = reasoning.read_template_kwargs(
+            merge, fields.get("chat_template_kwargs"), where, options.template_kwargs
+        )
+    return merge.setting(), bool(merge.value("exclude")), kwargs
+
+
+def _reply(
+    reader: Reader, fields: Values, body: Mapping[str, Any], stream: bool, exclude: bool, logprobs: int | None
+) -> Reply:
+    include_usage = False
+    if "stream_options" in fields:
+        where = fields.path("stream_options")
+        if not stream:
+            raise invalid(f"{where} needs stream: true", where, "unsupported_parameter")
+        include_usage = reader.read(STREAM_OPTIONS, fields.get("stream_options"), where).get("include_usage", False)
+    return Reply(
+        include_usage=include_usage,
+        legacy_functions="functions" in fields or "function_call" in fields,
+        hide_reasoning=exclude,
+        top_logprobs=logprobs,
+        timings=fields.get("timings_per_token", False),
+        progress=fields.get("return_progress", False),
+        token_ids=fields.get("return_token_ids", False),
+        service_tier=body.get("service_tier") is not None,
+    )
