@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from deck.canon.answer import Answer
 from deck.canon.events import Event
@@ -13,7 +13,9 @@ from deck.canon.request import ChatRequest
 from deck.errors import DeckError
 from deck.normalize.fields import Table
 from deck.normalize.report import Report
-from deck.profile import Profile
+
+if TYPE_CHECKING:
+    from deck.profile import Profile
 
 
 class ServerState(Enum):

@@ -113,10 +113,10 @@ class Decoder:
 
     def _oddity(self, payload: bytes) -> None:
         """Take a payload that is no object: blank, `[DONE]` with blanks about it, or garbage."""
-        payload = payload.strip()
-        if payload == _DONE:
+        bare = payload.strip()
+        if bare == _DONE:
             self._finish()
-        elif payload:
+        elif bare:
             raise _garbage(payload)
 
     def _start(self, chunk: Mapping[str, Any]) -> None:

@@ -1,0 +1,314 @@
+"""Profiles: one served model as an operator wrote it down in a TOML file.
+
+Knows the keys, their types and how to word a mistake. Does not know which sampling fields or families exist, nor
+whether the model file is there: those are checked by whoever knows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PlainSerializer,
+    StrictBool,
+    StrictInt,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_HF = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
+
+
+class ProfileError(ValueError):
+    """A profile cannot be used; the message names its file, the key and the remedy."""
+
+
+def parse_duration(value: Any) -> float:
+    """Return seconds of `"15m"`, `"1h30m"`, `"250ms"`, `"0"` or a plain number of seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and value.strip() == "0":
+        seconds = 0.0
+    elif isinstance(value, str) and _DURATION.fullmatch(value.strip()):
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
+    else:
+        raise ValueError('not a duration; write "30s", "15m", "1h30m" or "0"')
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("a duration is not negative and ends")
+    return seconds
+
+
+def parse_size(value: Any) -> int:
+    """Return bytes of `"20GiB"`, `"512 MB"` or a plain number of bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError('not a size; write "20GiB", "512MiB" or a number of bytes')
+    unit = (found[2] or "").upper()
+    return int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** _POWERS[unit[:1]])
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _frozen(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(value))
+
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+_V = TypeVar("_V")
+Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$")]
+Frozen = Annotated[Mapping[str, _V], AfterValidator(_frozen), PlainSerializer(dict)]
+Limit = Annotated[StrictInt | FiniteFloat, BeforeValidator(_number)]
+Compatibility = Literal["strict", "lenient"]
+Kind = Literal["chat", "embedding", "rerank", "image", "speech", "transcription"]
+
+
+class Table(BaseModel):
+    """What every table of a file has in common: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerSettings(Table):
+    """`[server]`: the llama-server that serves the model; exactly one of `model`, `hf` and `url`."""
+
+    model: Path | None = Field(None, description="GGUF file; ${VAR} is expanded, relative to the profile's directory")
+    hf: str | None = Field(None, description="Hugging Face repository, org/repo or org/repo:quant")
+    url: str | None = Field(None, description="a llama-server that runs elsewhere, http(s)://host:port[/prefix]")
+    api_key_env: str | None = Field(None, description="variable that holds the key of `url`")
+    binary: str | None = Field(None, description="llama-server to use, a path or a name on PATH")
+    ctx_size: Annotated[StrictInt, Field(ge=0)] | None = Field(None, description="tokens, over all slots together")
+    parallel: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(1, description="slots; for `url` 0 = no limit")
+    args: tuple[str, ...] = Field((), description="further llama-server arguments")
+    env: Frozen[str] = Field(default_factory=_nothing, description="further environment of the process")
+    ttl: Seconds = Field(900.0, description="idle time after which the model is unloaded; 0 = never")
+    memory: Size | None = Field(None, description="what the process takes")
+    load_timeout: Seconds = Field(600.0, gt=0, description="time to load")
+    stall_timeout: Seconds = Field(300.0, gt=0, description="longest silence of a running answer")
+    log_lines: Annotated[StrictInt, Field(ge=1, le=1000)] = Field(20, description="last log lines shown in errors")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unbounded_when_remote(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("url") is not None and "parallel" not in values:
+            return {**values, "parallel": 0}
+        return values
+
+    @field_validator("hf")
+    @classmethod
+    def _is_repository(cls, value: str | None) -> str | None:
+        if value is not None and not _HF.fullmatch(value):
+            raise ValueError("must be org/repo or org/repo:quant")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _is_server(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be http://host:port or https://host:port, with an optional path prefix")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("must hold no user, query or fragment; a key goes into the variable of api_key_env")
+        _ = parts.port  # raises ValueError where it is no port
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("model", "hf", "url") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of model, hf and url is needed, not {' and '.join(given) or 'none'}")
+        if self.url is None:
+            if self.api_key_env is not None:
+                raise ValueError("api_key_env belongs to url; a server that Deck starts gets a key of its own")
+            if self.parallel == 0:
+                raise ValueError("parallel must be at least 1; 0 = no limit is for url only")
+            return self
+        local = [name for name in ("binary", "args", "env", "memory") if name in self.model_fields_set]
+        if local:
+            raise ValueError(f"{', '.join(local)}: not with url, Deck does not start that server")
+        return self
+
+
+class Capabilities(Table):
+    """`[capabilities]`: what the operator declares of the model; None = not declared."""
+
+    vision: StrictBool | None = None
+    audio: StrictBool | None = None
+    tools: StrictBool | None = None
+    reasoning: StrictBool | None = None
+    json_schema: StrictBool | None = None
+    context: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class Profile(Table):
+    """One served model. `source` is the file it came from, no key of it."""
+
+    id: Name
+    server: ServerSettings
+    family: str | None = None
+    aliases: tuple[Name, ...] = ()
+    kind: Kind = "chat"
+    description: str | None = None
+    compatibility: Compatibility = "strict"
+    template_kwargs: tuple[str, ...] = ()
+    capabilities: Capabilities = Capabilities()
+    defaults: Frozen[Any] = Field(default_factory=_nothing)
+    force: Frozen[Any] = Field(default_factory=_nothing)
+    drop: tuple[str, ...] = ()
+    limits: Frozen[Limit] = Field(default_factory=_nothing)
+    source: Path = Field(Path("profile.toml"), exclude=True, repr=False)
+
+
+def load_profile(path: Path, environ: Mapping[str, str] = os.environ) -> Profile:
+    """Read a profile; `environ` is what `${VAR}` is looked up in.
+
+    Raises:
+        ProfileError: the file cannot be read, is no TOML, or holds a wrong key or value.
+    """
+    try:
+        document = read_toml(path)
+        _only_known(document)
+        _resolve(document.get("server"), path.parent.absolute(), environ)
+        return Profile.model_validate({**document, "source": path})
+    except ValidationError as exc:
+        raise ProfileError("\n".join(f"{path}: {fault}" for fault in faults(exc, Profile))) from exc
+    except ValueError as exc:
+        raise ProfileError(f"{path}: {exc}") from exc
+
+
+def unknown_sampling(profile: Profile, known: Collection[str]) -> list[str]:
+    """Return the names in defaults, force, drop and limits that are not in `known`, each with the nearest one."""
+    named = [(table, name) for table in ("defaults", "force", "drop", "limits") for name in getattr(profile, table)]
+    return [f"{table}.{name}{nearest(name, known)}" for table, name in named if name not in known]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` for the known name most like `name`, "" when none is."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the document in a TOML file.
+
+    Raises:
+        ValueError: with the line, where it is no TOML, or the reason why it cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as exc:
+        raise ValueError(f"cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"is not UTF-8 text, byte {exc.start}") from exc
+
+
+def faults(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    """Yield each fault as `key: what is wrong`, with the nearest known key for an unknown one."""
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        path = [str(step) for step in item["loc"] if not (isinstance(step, str) and _IS_BRANCH.search(step))]
+        key = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            yield f"{key}: unknown key{_nearest_key(path, model)}"
+        elif item["type"] == "missing":
+            yield f"{key}: is required"
+        elif item["type"] == "string_pattern_mismatch":
+            yield f"{key}: may hold letters, digits and . _ : / @ + - and starts with a letter or digit"
+        else:
+            what = item["msg"].removeprefix("Value error, ")
+            yield f"{key}: {what[:1].lower()}{what[1:]}" if key else what
+
+
+# Pydantic adds the branch of a union and the validator of a value to an error's place: `int`, `constrained-float`.
+_IS_BRANCH = re.compile(r"^(int|float|finite-float|constrained-.*|function-.*)$|\[")
+
+
+def _nearest_key(path: list[str], model: type[BaseModel]) -> str:
+    keys = _keys(model)
+    siblings = [key for key in keys if key.rpartition(".")[0] == ".".join(path[:-1])]
+    by_tail = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    if path[-1] not in by_tail:
+        close = nearest(path[-1], [key.rpartition(".")[2] for key in siblings])
+        if close:
+            return close
+        found = difflib.get_close_matches(path[-1], list(by_tail), n=1, cutoff=0.6)
+        return f" (did you mean {by_tail[found[0]]!r}?)" if found else ""
+    return f" (did you mean {by_tail[path[-1]]!r}?)"
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return the dotted keys of a model and of its tables, those nearest to the root first."""
+    own, below = [], []
+    for name, field in model.model_fields.items():
+        if field.exclude:
+            continue
+        own.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            below += _keys(field.annotation, f"{prefix}{name}.")
+    return own + below
+
+
+def _only_known(document: dict[str, Any]) -> None:
+    """Refuse keys that are fields of the model but none of the file."""
+    for name, field in Profile.model_fields.items():
+        if field.exclude and name in document:
+            raise ValueError(f"{name}: unknown key")
+
+
+def _resolve(server: Any, directory: Path, environ: Mapping[str, str]) -> None:
+    """Expand variables in the `[server]` table and put its paths under the profile's directory, in place."""
+    if not isinstance(server, dict):
+        return
+    for key in ("model", "binary", "url"):
+        if isinstance(server.get(key), str):
+            server[key] = _expanded(server[key], f"server.{key}", environ)
+    if isinstance(server.get("args"), list):
+        server["args"] = [
+            _expanded(item, f"server.args.{number}", environ) if isinstance(item, str) else item
+            for number, item in enumerate(server["args"])
+        ]
+    if isinstance(server.get("model"), str) and server["model"]:
+        server["model"] = str(directory / Path(server["model"]).expanduser())
+    binary = server.get("binary")
+    if isinstance(binary, str) and "/" in binary:
+        server["binary"] = str(directory / Path(binary).expanduser())
+
+
+def _expanded(text: str, key: str, environ: Mapping[str, str]) -> str:
+    missing = [name for name in _VARIABLE.findall(text) if name not in environ]
+    if missing:
+        raise ValueError(f"{key}: the environment variable {missing[0]} is not set")
+    return _VARIABLE.sub(lambda found: environ[found[1]], text)
