@@ -7,6 +7,7 @@ whether the model file is there: those are checked by whoever knows them.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tomllib
@@ -22,8 +23,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     PlainSerializer,
+    PlainValidator,
     StrictBool,
     StrictInt,
     StringConstraints,
@@ -71,8 +72,8 @@ def parse_size(value: Any) -> int:
     return int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** _POWERS[unit[:1]])
 
 
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
+def _number(value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("must be a number")
     return value
 
@@ -90,7 +91,7 @@ Seconds = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}$")]
 Frozen = Annotated[Mapping[str, _V], AfterValidator(_frozen), PlainSerializer(dict)]
-Limit = Annotated[StrictInt | FiniteFloat, BeforeValidator(_number)]
+Limit = Annotated[int | float, PlainValidator(_number)]
 Compatibility = Literal["strict", "lenient"]
 Kind = Literal["chat", "embedding", "rerank", "image", "speech", "transcription"]
 
@@ -112,7 +113,7 @@ class ServerSettings(Table):
     ctx_size: Annotated[StrictInt, Field(ge=0)] | None = Field(None, description="tokens, over all slots together")
     parallel: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(1, description="slots; for `url` 0 = no limit")
     args: tuple[str, ...] = Field((), description="further llama-server arguments")
-    env: Frozen[str] = Field(default_factory=_nothing, description="further environment of the process")
+    env: Frozen[str] = Field(default_factory=_nothing, repr=False, description="further environment of the process")
     ttl: Seconds = Field(900.0, description="idle time after which the model is unloaded; 0 = never")
     memory: Size | None = Field(None, description="what the process takes")
     load_timeout: Seconds = Field(600.0, gt=0, description="time to load")
@@ -239,7 +240,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def faults(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
     """Yield each fault as `key: what is wrong`, with the nearest known key for an unknown one."""
     for item in error.errors(include_url=False, include_context=False, include_input=False):
-        path = [str(step) for step in item["loc"] if not (isinstance(step, str) and _IS_BRANCH.search(step))]
+        path = [str(step) for step in item["loc"]]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             yield f"{key}: unknown key{_nearest_key(path, model)}"
@@ -247,13 +248,11 @@ def faults(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
             yield f"{key}: is required"
         elif item["type"] == "string_pattern_mismatch":
             yield f"{key}: may hold letters, digits and . _ : / @ + - and starts with a letter or digit"
+        elif item["type"] == "model_type":
+            yield f"{key}: must be a table"
         else:
-            what = item["msg"].removeprefix("Value error, ")
-            yield f"{key}: {what[:1].lower()}{what[1:]}" if key else what
-
-
-# Pydantic adds the branch of a union and the validator of a value to an error's place: `int`, `constrained-float`.
-_IS_BRANCH = re.compile(r"^(int|float|finite-float|constrained-.*|function-.*)$|\[")
+            what = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+            yield f"{key}: {what}" if key else what
 
 
 def _nearest_key(path: list[str], model: type[BaseModel]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Progress, Start
@@ -74,7 +74,7 @@ class Fold:
         text, start = "".join(self._open.text), self._open.start
         self._open = None
         if start.kind == "tool_call":
-            self._parts.append(ToolCall(start.tool_id, start.tool_name, text or "{}"))
+            self._parts.append(ToolCall(start.tool_id, start.tool_name, text))
         elif text:
             self._parts.append(Text(text) if start.kind == "text" else Reasoning(text))
 
@@ -89,16 +89,14 @@ class Fold:
         parts: list[AnswerPart] = []
         cut: list[str] = []
         for part in self._parts:
-            if (
-                isinstance(part, ToolCall)
-                and self._finish.reason is FinishReason.LENGTH
-                and not is_json_object(part.arguments)
-            ):
+            if not isinstance(part, ToolCall) or is_json_object(part.arguments):
+                parts.append(part)
+            elif self._finish.reason is FinishReason.LENGTH:
                 # An honest finish: the fragment is text of the assistant, never an invented object.
                 cut.append(part.name)
                 parts.append(Text(f"{part.name}({part.arguments}"))
             else:
-                parts.append(part)
+                parts.append(replace(part, arguments=part.arguments or "{}"))
         return Answer(
             parts=tuple(parts),
             finish=self._finish,

@@ -85,7 +85,6 @@ class Finish:
     usage: Usage
     stop_sequence: str | None = None
     timings: Mapping[str, Any] | None = None
-    tokens: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ class Decoder:
         self._usage: Usage | None = None
         self._timings: Mapping[str, Any] | None = None
         self._stop_sequence: str | None = None
-        self._tokens: list[int] = []
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that `chunk` completes."""
@@ -188,12 +187,9 @@ class Decoder:
             self._take_verbose(verbose)
 
     def _take_verbose(self, verbose: Mapping[str, Any]) -> None:
-        word, tokens = verbose.get("stopping_word"), verbose.get("tokens")
+        word = verbose.get("stopping_word")
         if isinstance(word, str) and word and verbose.get("stop_type") == "word":
             self._stop_sequence = word
-        if type(tokens) is list and tokens:
-            # The last chunk holds either the tokens of the whole answer or, when streaming, none.
-            self._tokens = tokens if verbose.get("stop_type") else [*self._tokens, *tokens]
 
     def _finish(self) -> None:
         if not self._is_started:
@@ -206,9 +202,8 @@ class Decoder:
             reason = FinishReason.TOOL_CALLS
         if self._prefill_only:
             reason, usage = FinishReason.LENGTH, Usage(usage.prompt, 0, usage.cached)
-        tokens = None if self._prefill_only or not self._tokens else tuple(self._tokens)
         stop_sequence = None if self._prefill_only else self._stop_sequence
-        self._parts.events.append(Finish(reason, usage, stop_sequence, self._timings, tokens))
+        self._parts.events.append(Finish(reason, usage, stop_sequence, self._timings))
         self.finished = True
 
     def _fail(self, error: DeckError) -> None:

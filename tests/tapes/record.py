@@ -51,7 +51,11 @@ def record(url: str, name: str, request: dict[str, Any], note: str) -> None:
     (folder / "upstream.sse").write_bytes(data)
     today = datetime.datetime.now(tz=datetime.UTC).date()
     origin = f"recorded from llama-server {props['build_info']}, model {props['model_alias']}, {today}"
-    lines = [f"origin = {json.dumps(origin)}", f"note = {json.dumps(note)}", f"request = {json.dumps(json.dumps(request))}"]
+    lines = [
+        f"origin = {json.dumps(origin)}",
+        f"note = {json.dumps(note)}",
+        f"request = {json.dumps(json.dumps(request))}",
+    ]
     (folder / "meta.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -99,9 +99,8 @@ def event_of(line: str) -> Event:
         return Failed(DeckError(error, members["message"], limits=tuple(limits) if limits else None, **rest))
     if kind is Finish:
         members |= {"reason": FinishReason(members["reason"]), "usage": Usage(**members["usage"])}
-    for name in ("logprobs", "tokens"):
-        if name in members:
-            members[name] = tuple(members[name])
+    if "logprobs" in members:
+        members["logprobs"] = tuple(members["logprobs"])
     return kind(**members)
 
 

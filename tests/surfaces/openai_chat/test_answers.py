@@ -186,9 +186,14 @@ def test_timings_and_progress_are_sent_only_when_asked() -> None:
 
 
 def test_token_ids_are_given_when_asked() -> None:
-    events: list[Event] = [Start(), *text(0, "a"), Finish(FinishReason.STOP, USAGE, tokens=(1, 2))]
-    assert buffered(events, return_token_ids=True)["choices"][0]["token_ids"] == [1, 2]
+    entries = ({"id": 1, "token": "a"}, {"id": 2, "token": "b"})
+    delta = PartDelta(0, "ab", entries)
+    events: list[Event] = [Start(), PartStart(0, "text"), delta, PartEnd(0), Finish(FinishReason.STOP, USAGE)]
+    choice = buffered(events, return_token_ids=True)["choices"][0]
+    assert (choice["token_ids"], choice["logprobs"]) == ([1, 2], None)
     assert "token_ids" not in buffered(events)["choices"][0]
+    streamed = check(stream(events, return_token_ids=True)).chunks
+    assert [item["choices"][0].get("token_ids") for item in streamed] == [None, [1, 2], None]
 
 
 def test_a_call_cut_by_the_limit_comes_back_as_text() -> None:

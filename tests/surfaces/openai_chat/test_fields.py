@@ -52,7 +52,7 @@ from deck_plugins.surfaces.openai_chat.fields import FIELDS, MESSAGE
         ({"extra_body": {"top_k": 20}, "top_k": 20}, {"top_k": 20}),
         ({"reasoning_format": "none"}, {"reasoning_format": "none"}),
         ({"timings_per_token": True, "return_progress": True}, {"timings_per_token": True, "return_progress": True}),
-        ({"return_token_ids": True}, {"return_tokens": True, "verbose": True}),
+        ({"return_token_ids": True}, {"logprobs": True, "top_logprobs": 1}),
         ({"reasoning_budget_tokens": 64}, {"reasoning_budget_tokens": 64}),
         ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
         (
@@ -197,6 +197,7 @@ def test_an_effort_on_a_template_without_efforts_is_reported() -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "unsupported_value"),
         ({"logprobs": "yes"}, "logprobs", "invalid_type"),
         ({"logprobs": True, "tools": [TOOL]}, "logprobs", "unsupported_parameter"),
+        ({"return_token_ids": True, "tools": [TOOL]}, "return_token_ids", "unsupported_parameter"),
         ({"stop": ""}, "stop", "unsupported_value"),
         ({"stop": ["a", ""]}, "stop[1]", "unsupported_value"),
         ({"stop": ["a", 1]}, "stop[1]", "invalid_type"),

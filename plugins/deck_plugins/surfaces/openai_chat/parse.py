@@ -86,9 +86,9 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
         where = fields.path("parse_tool_calls")
         raise invalid(f"{where}: llama-server always parses calls when tools are offered; leave tools out", where)
     reply = _reply(reader, fields, body, stream, exclude, logprobs)
-    if reply.token_ids:
-        # llama-server gives token ids only inside its verbose object, which never reaches the client.
-        request = replace(request, extra={**request.extra, "return_tokens": True, "verbose": True})
+    if reply.token_ids and logprobs is None:
+        # llama-server gives the ids of streamed tokens only beside their logprobs.
+        request = replace(request, logprobs=0)
     return Parsed(request, reply)
 
 
@@ -110,10 +110,15 @@ def _logprobs(fields: Values, has_tools: bool) -> int | None:
         if top is not None and top != wanted:
             raise invalid(f"{where!r} and {fields.path('top_logprobs')!r} say different things", where)
         wanted, top = True, wanted
+    token_ids = fields.path("return_token_ids") if fields.get("return_token_ids") else None
     if not wanted:
         if top:
             at = fields.path("top_logprobs")
             raise invalid(f"{at} needs logprobs: true", at, "unsupported_value")
+        if token_ids and has_tools:
+            raise invalid(
+                f"{token_ids}: llama-server gives no token ids together with tools", token_ids, "unsupported_parameter"
+            )
         return None
     if has_tools:
         raise invalid(f"{where}: llama-server gives no logprobs together with tools", where, "unsupported_parameter")

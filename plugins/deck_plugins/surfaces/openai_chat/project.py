@@ -130,6 +130,8 @@ class ChatProjector:
         top = self._reply.top_logprobs
         if event.logprobs and top is not None:
             choice["logprobs"] = {"content": [entry(item, top) for item in event.logprobs], "refusal": None}
+        if event.logprobs and self._reply.token_ids:
+            choice["token_ids"] = [item["id"] for item in event.logprobs if "id" in item]
         extra = {"timings": event.timings} if event.timings and self._reply.timings else {}
         return self._chunk([choice], **extra)
 
@@ -148,8 +150,6 @@ class ChatProjector:
     def _finish(self, event: Finish) -> bytes:
         reason = finish_reason(event.reason, self._reply)
         choice: dict[str, Any] = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason}
-        if self._reply.token_ids and event.tokens is not None:
-            choice["token_ids"] = list(event.tokens)
         extra = {"timings": event.timings} if event.timings and self._reply.timings else {}
         frames = self._chunk([choice], **extra)
         if self._reply.include_usage:

@@ -57,8 +57,8 @@ def render(answer: Answer, parsed: Parsed, head: ReplyHead) -> dict[str, Any]:
     }
     if reply.top_logprobs is not None:
         choice["logprobs"] = {"content": [entry(item, reply.top_logprobs) for item in answer.logprobs], "refusal": None}
-    if reply.token_ids and answer.finish.tokens is not None:
-        choice["token_ids"] = list(answer.finish.tokens)
+    if reply.token_ids:
+        choice["token_ids"] = [item["id"] for item in answer.logprobs if "id" in item]
     body: dict[str, Any] = {
         "id": completion_id(head),
         "object": "chat.completion",

@@ -1,0 +1,160 @@
+"""How Deck itself is set: defaults, then `deck.toml`, then `DECK_*` variables, then the command line.
+
+Knows the keys and the precedence. Does not know secrets: `DECK_TOKEN` is read by whoever keeps the tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StringConstraints, ValidationError
+
+from deck.profile import Compatibility, Seconds, Size, Table, faults, nearest, read_toml
+
+_DEFAULT_FILE = Path("deck.toml")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names where it was set, the key and the remedy."""
+
+
+class AdminSettings(Table):
+    """`[admin]`: which routes beside the clients' own are served."""
+
+    metrics: StrictBool = Field(True, description="GET /metrics")
+    explain: StrictBool = Field(True, description="POST /deck/explain")
+    public_metrics: StrictBool = Field(False, description="/metrics needs no token")
+
+
+class Config(Table):
+    """Everything that is set for the whole of Deck. `warnings` is what loading noticed, no key of it."""
+
+    host: Annotated[str, StringConstraints(min_length=1)] = Field("127.0.0.1", description="address to listen on")
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(8484, description="port to listen on; 0 = any")
+    profiles: tuple[Path, ...] = Field((), description="directories of profiles, a later one wins")
+    state: Path = Field(default_factory=lambda: default_state(os.environ), description="tokens, logs and sockets")
+    llama_server: str | None = Field(None, description="llama-server to use, a path or a name on PATH")
+    body_limit: Size = Field(32 * 1024**2, gt=0, description="largest request body, after decompression")
+    body_timeout: Seconds = Field(30.0, gt=0, description="time for a request body to arrive")
+    heartbeat: Seconds = Field(10.0, gt=0, description="silence after which a stream gets a sign of life")
+    queue_limit: Annotated[int, Field(strict=True, ge=0)] = Field(64, description="exchanges that may wait")
+    queue_wait: Seconds = Field(300.0, gt=0, description="longest wait for a slot")
+    drain: Seconds = Field(30.0, description="time for running answers when Deck stops")
+    stop_grace: Seconds = Field(5.0, description="time between SIGTERM and SIGKILL of a llama-server")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    compatibility: Compatibility = Field("strict", description="strict or lenient, for every model and token")
+    media_allow: tuple[str, ...] = Field((), description="hosts that Deck may fetch clients' images and audio from")
+    admin: AdminSettings = AdminSettings()
+    warnings: tuple[str, ...] = Field((), exclude=True)
+
+
+def default_state(environ: Mapping[str, str]) -> Path:
+    """Return where state is kept if nobody says: the XDG state directory."""
+    given = environ.get("XDG_STATE_HOME", "")
+    home = Path(given) if given.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+    return home / "deck"
+
+
+def _paths(text: str) -> list[str]:
+    return [item for item in text.split(os.pathsep) if item]
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+_VARIABLES: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "DECK_HOST": ("host", str),
+    "DECK_PORT": ("port", _integer),
+    "DECK_PROFILES": ("profiles", _paths),
+    "DECK_STATE": ("state", str),
+    "DECK_LLAMA_SERVER": ("llama_server", str),
+    "DECK_LOG_LEVEL": ("log_level", str.lower),
+}
+# Read elsewhere: the file's own place is needed before it, and a token is no part of a value that may be shown.
+_ELSEWHERE = ("DECK_CONFIG", "DECK_TOKEN")
+
+
+def load_config(
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Return the configuration.
+
+    Args:
+        file: a `deck.toml`; None = that of `DECK_CONFIG`, else `./deck.toml` if it is there.
+        environ: where `DECK_*` are looked up; an empty variable counts as not set.
+        overrides: what the command line sets, by key.
+
+    Raises:
+        ConfigError: a source holds a wrong key or value.
+    """
+    values: dict[str, Any] = {"state": default_state(environ)}
+    found = _file(file, environ)
+    if found is not None:
+        values |= _of_file(found)
+    values |= _of_environment(environ)
+    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    return _validated({**values, "warnings": tuple(_unknown(environ))}, "configuration")
+
+
+def _file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if file is not None:
+        return file
+    if environ.get("DECK_CONFIG"):
+        return Path(environ["DECK_CONFIG"]).expanduser()
+    return _DEFAULT_FILE if _DEFAULT_FILE.is_file() else None
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    """Return what a file sets, its paths put under its directory; checked by itself, so that errors name it."""
+    try:
+        values = read_toml(file)
+    except ValueError as exc:
+        raise ConfigError(f"{file}: {exc}") from exc
+    if "warnings" in values:
+        raise ConfigError(f"{file}: warnings: unknown key")
+    _validated(values, str(file))
+    directory = file.parent.absolute()
+    if "state" in values:
+        values["state"] = directory / Path(values["state"]).expanduser()
+    if "profiles" in values:
+        values["profiles"] = [directory / Path(item).expanduser() for item in values["profiles"]]
+    if "/" in values.get("llama_server", ""):
+        values["llama_server"] = str(directory / Path(values["llama_server"]).expanduser())
+    return values
+
+
+def _of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable, (key, convert) in _VARIABLES.items():
+        text = environ.get(variable, "")
+        if not text:
+            continue
+        try:
+            value = convert(text)
+        except ValueError as exc:
+            raise ConfigError(f"{variable}: {exc}") from exc
+        _validated({key: value}, variable)
+        values[key] = value
+    return values
+
+
+def _unknown(environ: Mapping[str, str]) -> list[str]:
+    known = (*_VARIABLES, *_ELSEWHERE)
+    strangers = sorted(name for name in environ if name.startswith("DECK_") and name not in known)
+    return [f"{name} is set but Deck knows no such variable{nearest(name, known)}" for name in strangers]
+
+
+def _validated(values: Mapping[str, Any], where: str) -> Config:
+    try:
+        return Config.model_validate(dict(values))
+    except ValidationError as exc:
+        raise ConfigError("\n".join(f"{where}: {fault}" for fault in faults(exc, Config))) from exc
