@@ -19,13 +19,14 @@ from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
 from deck.metrics import Metrics
 from deck.pipeline import Exchange, Pipeline, Shaped
+from deck.profile import Kind
 from deck.tokens import Principal, TokenStore, credentials_of
 
 Answer = tuple[int, Any]
 Handler = Callable[[Scope, Receive, Principal], Awaitable[Answer]]
 
 PUBLIC = frozenset({("HEAD", "/"), ("GET", "/health"), ("HEAD", "/health"), ("GET", "/healthz"), ("HEAD", "/healthz")})
-_KIND_LISTS = {
+_KIND_LISTS: dict[str, Kind] = {
     "/images/models": "image",
     "/audio/speech/models": "speech",
     "/audio/transcriptions/models": "transcription",

@@ -10,6 +10,7 @@ from typing import Any
 
 from deck import discovery
 from deck.admin import PUBLIC, Admin, send_answer
+from deck.body import ClientGone
 from deck.catalog import Catalog
 from deck.config import Config
 from deck.contracts import Launcher, Surface
@@ -85,7 +86,7 @@ class Deck:
                 await self._http(scope, receive, send)
             case "lifespan":
                 await self._lifespan(receive, send)
-            case "websocket":
+            case _:
                 await receive()
                 await send({"type": "websocket.close", "code": 1000})
 
@@ -104,15 +105,17 @@ class Deck:
         method = scope["method"]
         try:
             answer = await self._answer(scope, receive, method, path)
-        except DeckError as error:
+        except DeckError as exc:
             surface = self._voice(scope, path)
-            body = surface.error(error, identity) if surface else _plain(error)
-            headers += [*error_headers(error), *self._allow(error, path)]
-            answer = error.kind.status, body
+            body = surface.error(exc, identity) if surface else _plain(exc)
+            headers += [*error_headers(exc), *self._allow(exc, path)]
+            answer = exc.kind.status, body
+        except ClientGone:
+            return
         except Exception as exc:
             _log.exception("%s %s failed inside Deck", method, path[:100])
-            error = DeckError(ErrorKind.INTERNAL, f"Deck failed on this request: {type(exc).__name__}")
-            answer = error.kind.status, _plain(error)
+            fault = DeckError(ErrorKind.INTERNAL, f"Deck failed on this request: {type(exc).__name__}")
+            answer = fault.kind.status, _plain(fault)
         await send_answer(send, answer, headers, with_body=method != "HEAD")
 
     async def _answer(self, scope: Scope, receive: Receive, method: str, path: str) -> tuple[int, Any]:

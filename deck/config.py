@@ -10,11 +10,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StringConstraints, ValidationError
+from pydantic import AfterValidator, Field, StrictBool, StringConstraints, ValidationError
 
 from deck.profile import Compatibility, Seconds, Size, Table, faults, nearest, read_toml
 
 _DEFAULT_FILE = Path("deck.toml")
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+Place = Annotated[Path, AfterValidator(_absolute)]
 
 
 class ConfigError(ValueError):
@@ -22,33 +29,39 @@ class ConfigError(ValueError):
 
 
 class AdminSettings(Table):
-    """`[admin]`: which routes beside the clients' own are served."""
+    """`[admin]`: who may use the routes that observe Deck."""
 
-    metrics: StrictBool = Field(True, description="GET /metrics")
-    explain: StrictBool = Field(True, description="POST /deck/explain")
-    public_metrics: StrictBool = Field(False, description="/metrics needs no token")
+    public_metrics: StrictBool = Field(default=False, description="/metrics needs no token")
 
 
 class Config(Table):
     """Everything that is set for the whole of Deck. `warnings` is what loading noticed, no key of it."""
 
-    host: Annotated[str, StringConstraints(min_length=1)] = Field("127.0.0.1", description="address to listen on")
-    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(8484, description="port to listen on; 0 = any")
-    profiles: tuple[Path, ...] = Field((), description="directories of profiles, a later one wins")
-    state: Path = Field(default_factory=lambda: default_state(os.environ), description="tokens, logs and sockets")
-    llama_server: str | None = Field(None, description="llama-server to use, a path or a name on PATH")
-    body_limit: Size = Field(32 * 1024**2, gt=0, description="largest request body, after decompression")
-    body_timeout: Seconds = Field(30.0, gt=0, description="time for a request body to arrive")
-    heartbeat: Seconds = Field(10.0, gt=0, description="silence after which a stream gets a sign of life")
-    queue_limit: Annotated[int, Field(strict=True, ge=0)] = Field(64, description="exchanges that may wait")
-    queue_wait: Seconds = Field(300.0, gt=0, description="longest wait for a slot")
-    drain: Seconds = Field(30.0, description="time for running answers when Deck stops")
-    stop_grace: Seconds = Field(5.0, description="time between SIGTERM and SIGKILL of a llama-server")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
-    compatibility: Compatibility = Field("strict", description="strict or lenient, for every model and token")
-    media_allow: tuple[str, ...] = Field((), description="hosts that Deck may fetch clients' images and audio from")
+    host: Annotated[str, StringConstraints(min_length=1)] = Field(
+        default="127.0.0.1", description="address to listen on"
+    )
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
+        default=8484, description="port to listen on; 0 = any"
+    )
+    profiles: tuple[Place, ...] = Field(default=(), description="directories of profiles, a later one wins")
+    state: Place = Field(default_factory=lambda: default_state(os.environ), description="tokens, logs and sockets")
+    llama_server: str | None = Field(default=None, description="llama-server to use, a path or a name on PATH")
+    body_limit: Size = Field(default=32 * 1024**2, gt=0, description="largest request body, after decompression")
+    body_timeout: Seconds = Field(default=30.0, gt=0, description="time for a request body to arrive")
+    heartbeat: Seconds = Field(default=10.0, gt=0, description="silence after which a stream gets a sign of life")
+    queue_limit: Annotated[int, Field(strict=True, ge=0)] = Field(default=64, description="exchanges that may wait")
+    queue_wait: Seconds = Field(default=300.0, gt=0, description="longest wait for a slot")
+    drain: Seconds = Field(default=30.0, description="time for running answers when Deck stops")
+    stop_grace: Seconds = Field(default=5.0, description="time between SIGTERM and SIGKILL of a llama-server")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged"
+    )
+    compatibility: Compatibility = Field(default="strict", description="strict or lenient, for every model and token")
+    media_allow: tuple[str, ...] = Field(
+        default=(), description="hosts that Deck may fetch clients' images and audio from"
+    )
     admin: AdminSettings = AdminSettings()
-    warnings: tuple[str, ...] = Field((), exclude=True)
+    warnings: tuple[str, ...] = Field(default=(), exclude=True)
 
 
 def default_state(environ: Mapping[str, str]) -> Path:

@@ -1,17 +1,175 @@
-"""Interim JSON module."""
+"""JSON in and out, through one codec: what Deck and llama-server say is trusted, what a client says is checked.
+
+Knows the codec's limits and gaps and closes them for clients. Does not know any field.
+
+Numbers: integers of 64 bits (-2**63 to 2**64-1) are exact. Beyond that the codec reads a float; a client's integer that
+a float cannot hold exactly is refused, so that no digit is ever lost in silence. `NaN` and infinities are no JSON.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 import orjson
 
+from deck.errors import DeckError, invalid
+
+_WORDS = re.compile(r"NaN|-?Infinity")
+# A pair is consumed whole, so that only a half which stands alone is captured; other escapes are stepped over.
+_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+_BOM = b"\xef\xbb\xbf"
+_SHOWN = 100
+_TYPES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object as it was written, repeated keys and all."""
+
 
 def dumps(value: Any) -> bytes:
-    """Encode."""
-    return orjson.dumps(value)
+    """Encode; mappings of any type count as objects.
+
+    Raises:
+        TypeError: a value has no JSON form: an unknown type, a lone surrogate, an integer beyond 64 bits.
+    """
+    return orjson.dumps(value, default=_plain)
+
+
+def pretty(value: Any) -> str:
+    """Encode for people."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_INDENT_2).decode()
 
 
 def loads(data: bytes | str) -> Any:
-    """Decode."""
+    """Decode what a trusted party wrote.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
     return orjson.loads(data)
+
+
+def loads_request(data: bytes, *, max_depth: int = 128) -> dict[str, Any]:
+    """Decode a client's body, strictly.
+
+    Args:
+        data: the body.
+        max_depth: how many objects and arrays may lie in each other, the body itself counted.
+
+    Raises:
+        DeckError: `INVALID_REQUEST`, saying what is wrong and where.
+    """
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        _explain(data, exc, max_depth)
+    if type(value) is not dict:
+        raise invalid(f"the body must be a JSON object, not {_TYPES.get(type(value), 'null')}")
+    colons, is_rounded = _walk(value, max_depth)
+    # In the text, colons stand behind keys and inside strings; a repeated key leaves more there than in `value`.
+    if is_rounded or colons != data.count(b":") or _has_escaped_colon(data):
+        _inspect(data, max_depth)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError
+
+
+def _walk(value: dict[str, Any], max_depth: int) -> tuple[int, bool]:
+    """Return how many colons the text of `value` needs, and whether a float may be an integer that was rounded."""
+    colons, is_rounded = 0, False
+    level: list[Any] = [value]
+    for _ in range(max_depth):
+        below: list[Any] = []
+        for item in level:
+            values = item
+            if type(item) is dict:
+                values = item.values()
+                colons += len(item) + "".join(item).count(":")
+            for member in values:
+                kind = type(member)
+                if kind is str:
+                    colons += member.count(":")
+                elif kind is dict or kind is list:
+                    below.append(member)
+                elif kind is float and not -(2.0**63) < member < 2.0**64:
+                    is_rounded = True
+        if not below:
+            return colons, is_rounded
+        level = below
+    raise _too_deep(max_depth)
+
+
+def _has_escaped_colon(data: bytes) -> bool:
+    return b"\\u003" in data and (b"\\u003a" in data or b"\\u003A" in data)
+
+
+def _inspect(data: bytes, max_depth: int) -> None:
+    """Find what the codec cannot tell: a repeated key, or an integer that a float cannot hold."""
+    try:
+        written = json.loads(data, object_pairs_hook=_Pairs)
+    except RecursionError as exc:
+        raise _too_deep(max_depth) from exc
+    stack: list[tuple[str, Any]] = [("", written)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, _Pairs):
+            stack += reversed(list(_members(path, value)))
+        elif isinstance(value, list):
+            stack += reversed([(f"{path}[{index}]", member) for index, member in enumerate(value)])
+        elif isinstance(value, int) and not -(2**63) <= value < 2**64 and float(value) != value:
+            message = f"{path}: the integer {_cut(str(value))} does not fit 64 bits; send it as a string, or as a float"
+            raise invalid(message, path)
+
+
+def _members(path: str, pairs: _Pairs) -> Iterator[tuple[str, Any]]:
+    seen = set()
+    for key, value in pairs:
+        place = f"{path}.{_cut(key)}" if path else _cut(key)
+        if key in seen:
+            where = f"in {path}" if path else "at the top level"
+            raise invalid(f"the key {_cut(key)!r} stands twice {where}; send it once", place)
+        seen.add(key)
+        yield place, value
+
+
+def _explain(data: bytes, exc: orjson.JSONDecodeError, max_depth: int) -> NoReturn:
+    """Raise what the client is told of a body that the codec refused."""
+    if not data.strip():
+        raise invalid("the body is empty; send a JSON object") from exc
+    if data.startswith(_BOM):
+        raise invalid("the body starts with a byte order mark (BOM); send UTF-8 without one") from exc
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as fault:
+        raise invalid(f"the body is not valid UTF-8 at byte {fault.start}") from fault
+    if "depth limit" in exc.msg:
+        raise _too_deep(max_depth) from exc
+    if "surrogate" in exc.msg:
+        lone = next((found[1] for found in _SURROGATE.finditer(text, exc.pos) if found[1]), "escape")
+        raise invalid(f"{_at(exc)} stands {lone}, one half of a surrogate pair: it is no character") from exc
+    # The codec points behind a sign.
+    word = _WORDS.match(text, max(exc.pos - 1, 0)) or _WORDS.match(text, exc.pos)
+    if word is not None:
+        raise invalid(f"{_at(exc)} stands {word[0]}, which is no JSON; send a number or null") from exc
+    raise invalid(f"the body is not JSON: {exc.msg} ({_at(exc)})") from exc
+
+
+def _at(exc: orjson.JSONDecodeError) -> str:
+    return f"at line {exc.lineno}, column {exc.colno} of the body"
+
+
+def _too_deep(max_depth: int) -> DeckError:
+    return invalid(f"the body is nested too deeply; at most {max_depth} objects and arrays may lie in each other")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -6,7 +6,7 @@ Buffered and streamed exchanges run the same code; who the client is makes no di
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +124,7 @@ class Pipeline:
         _check_measured(request, facts)
         return Shaped(request, family, why, encode(request, context=facts.context or profile.server.ctx_size))
 
-    async def events(self, exchange: Exchange) -> AsyncIterator[list[Event]]:
+    async def events(self, exchange: Exchange) -> AsyncGenerator[list[Event], None]:
         """Run the exchange: wait for its server, forward, and give its events as they come.
 
         An error before the first event is raised, one after it is the last event.

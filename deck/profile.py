@@ -105,20 +105,28 @@ class Table(BaseModel):
 class ServerSettings(Table):
     """`[server]`: the llama-server that serves the model; exactly one of `model`, `hf` and `url`."""
 
-    model: Path | None = Field(None, description="GGUF file; ${VAR} is expanded, relative to the profile's directory")
-    hf: str | None = Field(None, description="Hugging Face repository, org/repo or org/repo:quant")
-    url: str | None = Field(None, description="a llama-server that runs elsewhere, http(s)://host:port[/prefix]")
-    api_key_env: str | None = Field(None, description="variable that holds the key of `url`")
-    binary: str | None = Field(None, description="llama-server to use, a path or a name on PATH")
-    ctx_size: Annotated[StrictInt, Field(ge=0)] | None = Field(None, description="tokens, over all slots together")
-    parallel: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(1, description="slots; for `url` 0 = no limit")
-    args: tuple[str, ...] = Field((), description="further llama-server arguments")
+    model: Path | None = Field(
+        default=None, description="GGUF file; ${VAR} is expanded, relative to the profile's directory"
+    )
+    hf: str | None = Field(default=None, description="Hugging Face repository, org/repo or org/repo:quant")
+    url: str | None = Field(
+        default=None, description="a llama-server that runs elsewhere, http(s)://host:port[/prefix]"
+    )
+    api_key_env: str | None = Field(default=None, description="variable that holds the key of `url`")
+    binary: str | None = Field(default=None, description="llama-server to use, a path or a name on PATH")
+    ctx_size: Annotated[StrictInt, Field(ge=0)] | None = Field(
+        default=None, description="tokens, over all slots together"
+    )
+    parallel: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(default=1, description="slots; for `url` 0 = no limit")
+    args: tuple[str, ...] = Field(default=(), description="further llama-server arguments")
     env: Frozen[str] = Field(default_factory=_nothing, repr=False, description="further environment of the process")
-    ttl: Seconds = Field(900.0, description="idle time after which the model is unloaded; 0 = never")
-    memory: Size | None = Field(None, description="what the process takes")
-    load_timeout: Seconds = Field(600.0, gt=0, description="time to load")
-    stall_timeout: Seconds = Field(300.0, gt=0, description="longest silence of a running answer")
-    log_lines: Annotated[StrictInt, Field(ge=1, le=1000)] = Field(20, description="last log lines shown in errors")
+    ttl: Seconds = Field(default=900.0, description="idle time after which the model is unloaded; 0 = never")
+    memory: Size | None = Field(default=None, description="what the process takes")
+    load_timeout: Seconds = Field(default=600.0, gt=0, description="time to load")
+    stall_timeout: Seconds = Field(default=300.0, gt=0, description="longest silence of a running answer")
+    log_lines: Annotated[StrictInt, Field(ge=1, le=1000)] = Field(
+        default=20, description="last log lines shown in errors"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -191,7 +199,7 @@ class Profile(Table):
     force: Frozen[Any] = Field(default_factory=_nothing)
     drop: tuple[str, ...] = ()
     limits: Frozen[Limit] = Field(default_factory=_nothing)
-    source: Path = Field(Path("profile.toml"), exclude=True, repr=False)
+    source: Path = Field(default=Path("profile.toml"), exclude=True, repr=False)
 
 
 def load_profile(path: Path, environ: Mapping[str, str] = os.environ) -> Profile:

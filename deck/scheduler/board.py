@@ -141,14 +141,14 @@ class Board:
             server = self._launcher_of(profile).launch(profile)
             self._servers[name] = server
             await server.start()
-        except DeckError as error:
-            _log.warning("model %s did not start: %s", name, error.message)
-            self._execute(self._policy.failed(name, error))
+        except DeckError as exc:
+            _log.warning("model %s did not start: %s", name, exc.message)
+            self._execute(self._policy.failed(name, exc))
             return
         except Exception as exc:
             _log.exception("model %s did not start", name)
-            error = DeckError(ErrorKind.INTERNAL, f"starting {name!r} failed inside Deck: {type(exc).__name__}")
-            self._execute(self._policy.failed(name, error))
+            fault = DeckError(ErrorKind.INTERNAL, f"starting {name!r} failed inside Deck: {type(exc).__name__}")
+            self._execute(self._policy.failed(name, fault))
             return
         self._on_load(name, loop.time() - began)
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)

@@ -253,47 +253,27 @@ class Connection(asyncio.Protocol):
         return await self._until_head(response)
 
     async def exchange_stream(
-        self, head: bytes, body: AsyncIterable[bytes], length: int | None, limits: TimeLimits, *, bodiless: bool
+        self, head: bytes, body: AsyncIterable[bytes], limits: TimeLimits, *, bodiless: bool
     ) -> RawResponse:
-        """Send a request whose body is produced on the way; an answer that comes early stops the sending.
-
-        Args:
-            head: The rendered request head.
-            body: The pieces of the body.
-            length: The announced length, or None to send chunks.
-            limits: Time limits.
-            bodiless: Whether the answer has no body whatever its headers say.
-        """
+        """Do what `exchange` does with a framed body that is produced on the way; an early answer stops the sending."""
         response = self._begin(limits, bodiless)
         try:
-            await self._send_stream(response, head, body, length)
+            await self._send_pieces(response, head, body)
         except BaseException:
             response.close()
             raise
         return await self._until_head(response)
 
-    async def _send_stream(
-        self, response: RawResponse, head: bytes, body: AsyncIterable[bytes], length: int | None
-    ) -> None:
+    async def _send_pieces(self, response: RawResponse, head: bytes, body: AsyncIterable[bytes]) -> None:
         transport = self._transport
         assert transport is not None
         transport.write(head)
-        sent = 0
         async for piece in body:
             if response._settled():
                 return
-            if not piece:
-                continue
-            sent += len(piece)
-            if length is not None and sent > length:
-                raise httpx.LocalProtocolError(f"the request body is longer than its announced {length} bytes")
-            transport.writelines((piece,) if length is not None else (b"%x\r\n" % len(piece), piece, b"\r\n"))
+            transport.write(piece)
             while self.is_writing and not response._settled():
                 await response._wait(None)
-        if length is not None and sent < length:
-            raise httpx.LocalProtocolError(f"the request body ended after {sent} of its announced {length} bytes")
-        if length is None:
-            transport.write(b"0\r\n\r\n")
         self._request_sent = True
 
     def _begin(self, limits: TimeLimits, bodiless: bool) -> RawResponse:

@@ -6,7 +6,8 @@ hold, and follows no redirects, cookies or proxies.
 
 import re
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Self
 
 import httpx
@@ -118,7 +119,8 @@ class Transport(httpx.AsyncBaseTransport):
         framing = b"transfer-encoding: chunked\r\n" if length is None else b"content-length: %d\r\n" % length
         head = render_head(target, request.method, path, request.headers.raw, framing)
         connection: Connection = await self._pool.open(target, limits, fresh=True)
-        return await connection.exchange_stream(head, stream, length, limits, bodiless=request.method == "HEAD")
+        async with aclosing(_framed(stream, length)) as body:
+            return await connection.exchange_stream(head, body, limits, bodiless=request.method == "HEAD")
 
     @property
     def stats(self) -> tuple[int, int]:
@@ -181,6 +183,21 @@ def render_head(
             f"the request line, a header name or a header value holds a forbidden character: {method!r} {path!r}"
         )
     return head
+
+
+async def _framed(body: AsyncIterable[bytes], length: int | None) -> AsyncGenerator[bytes, None]:
+    """Yield `body` as it goes over the wire: as chunks, or plain and checked against its announced length."""
+    sent = 0
+    async for piece in body:
+        sent += len(piece)
+        if length is not None and sent > length:
+            raise httpx.LocalProtocolError(f"the request body is longer than its announced {length} bytes")
+        if piece:
+            yield piece if length is not None else b"%x\r\n%b\r\n" % (len(piece), piece)
+    if length is None:
+        yield b"0\r\n\r\n"
+    elif sent < length:
+        raise httpx.LocalProtocolError(f"the request body ended after {sent} of its announced {length} bytes")
 
 
 def _limits_of(request: httpx.Request) -> TimeLimits:

@@ -253,14 +253,6 @@ def test_usage_comes_from_either_chunk() -> None:
     assert ending(events).usage == Usage(20, 3, 16)
 
 
-def test_tokens_of_the_last_chunk_are_the_whole_answers() -> None:
-    first = frames.content("a", __verbose={"tokens": [1]})
-    whole = frames.finish("stop", __verbose={"tokens": [1, 2], "stop_type": "eos", "stopping_word": ""})
-    finish = ending(decoded(first, whole, END))
-    assert finish.tokens == (1, 2)
-    assert finish.stop_sequence is None
-
-
 def test_prefill_only_shows_no_parts() -> None:
     logprobs = {"choices": [{"index": 0, "delta": {"content": "x"}, "logprobs": {"content": [{"token": "x"}]}}]}
     pieces = (frames.role(), frames.frame(logprobs), frames.tool(0, "x", "f", "{"), frames.finish("length"), END)

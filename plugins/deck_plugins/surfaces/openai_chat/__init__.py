@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deck.api import (
@@ -30,7 +30,7 @@ class OpenAIChat:
 
     name = "chat"
     title = "OpenAI Chat Completions"
-    routes = (Route(path="/chat/completions"),)
+    routes: Sequence[Route] = (Route(path="/chat/completions"),)
 
     @property
     def tables(self) -> Mapping[str, Table]:

@@ -1,0 +1,70 @@
+"""Find what would make a server fail, before serving."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from deck.config import Config
+from deck.profile import Profile, nearest
+from deck.servers.command import Binary, CommandError, environment, find_binary, flags
+from deck.servers.journal import telling_line
+from deck.servers.process import start_faults
+from deck.servers.remote import key_fault
+
+_HELP_TIMEOUT = 5.0
+_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+
+
+def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what would make the profile's server fail; each finding names the file and the remedy."""
+    if profile.server.url is not None:
+        fault = key_fault(profile, environ)
+        return [f"{profile.server.url} {fault}"] if fault is not None else []
+    found = start_faults(profile)
+    try:
+        binary = find_binary(profile, config, environ.get("PATH"))
+    except CommandError as exc:
+        return [*found, str(exc)]
+    known, fault = _known_flags(binary, _plain(profile, environ))
+    if fault is not None:
+        return [*found, fault]
+    unknown = [flag for flag in flags(profile.server.args) if known and flag not in known]
+    return [*found, *(_unknown(flag, known, binary, profile) for flag in unknown)]
+
+
+def _unknown(flag: str, known: frozenset[str], binary: Binary, profile: Profile) -> str:
+    return f"{flag} in [server] args of {profile.source} is unknown to {binary.shown}{nearest(flag, sorted(known))}"
+
+
+def _plain(profile: Profile, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    env = environment(profile, environ, key=None, config_home=Path(tempfile.gettempdir()) / "none")
+    return tuple(sorted(env.items()))
+
+
+@lru_cache(maxsize=32)
+def _known_flags(binary: Binary, env: tuple[tuple[str, str], ...]) -> tuple[frozenset[str], str | None]:
+    """Return the flags in the program's help, none if it takes too long; or why it does not run."""
+    try:
+        ran = subprocess.run(
+            [*binary.argv, "--help"],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_HELP_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return frozenset(), None
+    except OSError as exc:
+        return frozenset(), f"{binary.shown} cannot be run: {exc.strerror}"
+    text = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")
+    if ran.returncode != 0:
+        line = telling_line([item for item in text.splitlines() if item.strip()])
+        return frozenset(), f"{binary.shown} does not run: {line or f'status {ran.returncode}'}"
+    return frozenset(flags(_FLAG.findall(text))), None

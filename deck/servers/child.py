@@ -1,0 +1,85 @@
+"""Run a program that ends when its parent does: `child.py --parent PID -- PROGRAM ARGUMENT…`.
+
+Run as a script, standard library only, so that it starts in a few milliseconds. Where the kernel can send a signal on
+a parent's death (Linux) it becomes the program; elsewhere, or with `--watch`, it stays and watches.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+_WATCH_EVERY = 0.1
+_CANNOT_RUN = 127
+# Python ignores these and a program inherits that over exec.
+_RESTORED = ("SIGPIPE", "SIGXFSZ")
+_GUARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program; return only if it could not be run or after it ended."""
+    split = argv.index("--")
+    options, program = argv[:split], argv[split + 1 :]
+    parent = int(options[options.index("--parent") + 1])
+    if "--watch" in options or not _ask_for_signal():
+        return _watch(parent, program)
+    # The parent may have died before the kernel was asked, then no signal comes.
+    if os.getppid() != parent:
+        return 1
+    return _become(program)
+
+
+def _ask_for_signal() -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    status: int = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return status == 0
+
+
+def _become(program: Sequence[str]) -> int:
+    for name in _RESTORED:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    try:
+        os.execv(program[0], list(program))
+    except OSError as exc:
+        print(f"error: cannot run {program[0]!r}: {exc.strerror}", file=sys.stderr, flush=True)
+        return _CANNOT_RUN
+
+
+def _watch(parent: int, program: Sequence[str]) -> int:
+    """Keep the program as a child in the same process group, which is who gets Deck's signals."""
+    for number in _GUARDED:
+        signal.signal(number, signal.SIG_IGN)
+    child = os.fork()
+    if child == 0:
+        for number in _GUARDED:
+            signal.signal(number, signal.SIG_DFL)
+        os._exit(_become(program))
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return _end_alike(status)
+        if os.getppid() != parent:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return 1
+        time.sleep(_WATCH_EVERY)
+
+
+def _end_alike(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

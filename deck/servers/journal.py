@@ -1,0 +1,124 @@
+"""What a server prints: a file of bounded size, the last lines in memory, and the line that tells why it ended.
+
+Knows lines; knows no process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+_log = logging.getLogger("deck.servers")
+
+_FILE_BYTES = 5 * 1000 * 1000
+_OLD_FILES = 2
+_LINE_BYTES = 4096
+_SHOWN = 300
+
+# llama-server says one cause in several lines: the first pattern that matches any line tells most.
+_TELLING = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"invalid argument|error while handling argument|unrecognized arguments|out of memory|failed to allocate"
+        r"|unknown model architecture|GGML_ASSERT|couldn't bind"
+        r"|failed to download|cannot run|No such file|invalid magic",
+        r"error loading model|failed to open|Error: ",
+        r"\berror\b|\bfailed\b|\bunable\b|\bcannot\b|\binvalid\b|\bfatal\b|exception|terminate called",
+    )
+)
+_PREFIX = re.compile(r"^(?:[\d.:]+ +)?(?:[EWIDF] +)?")
+
+
+class Journal:
+    """Keep what comes in: `write` takes bytes of any slicing.
+
+    Args:
+        path: the file; older ones are `path.1` and `path.2`. Nothing is kept in files if it cannot be written.
+        keep: how many last lines stay in memory.
+        secret: text that is never kept.
+    """
+
+    def __init__(self, path: Path, *, keep: int, secret: str | None = None, file_bytes: int = _FILE_BYTES) -> None:
+        self.path = path
+        self._lines: deque[str] = deque(maxlen=keep)
+        self._secret = secret.encode() if secret else None
+        self._file_bytes = file_bytes
+        self._rest = b""
+        self._size = 0
+        self._file: BinaryIO | None = self._open()
+
+    @property
+    def tail(self) -> Sequence[str]:
+        """The last lines."""
+        return tuple(self._lines)
+
+    def write(self, data: bytes) -> None:
+        """Take what was printed."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._keep(line)
+        while len(self._rest) > _LINE_BYTES:
+            self._keep(self._rest[:_LINE_BYTES])
+            self._rest = self._rest[_LINE_BYTES:]
+
+    def close(self) -> None:
+        """Keep a last line without an end, and close the file."""
+        if self._rest:
+            self._keep(self._rest)
+            self._rest = b""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _keep(self, line: bytes) -> None:
+        if self._secret is not None:
+            line = line.replace(self._secret, b"[key]")
+        line = line.rstrip(b"\r")
+        if line.strip():
+            self._lines.append(line[:_LINE_BYTES].decode(errors="replace"))
+        if self._file is None:
+            return
+        try:
+            if self._size > self._file_bytes:
+                self._rotate()
+            self._file.write(line + b"\n")
+            self._size += len(line) + 1
+        except OSError as exc:
+            self._give_up(exc)
+
+    def _open(self) -> BinaryIO | None:
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._size = os.fstat(handle).st_size
+        except OSError as exc:
+            self._give_up(exc)
+            return None
+        return os.fdopen(handle, "ab", buffering=0)
+
+    def _rotate(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        for number in range(_OLD_FILES, 0, -1):
+            older = self.path.with_name(f"{self.path.name}.{number}")
+            newer = self.path.with_name(f"{self.path.name}.{number - 1}") if number > 1 else self.path
+            if newer.exists():
+                newer.replace(older)
+        self._file = self._open()
+
+    def _give_up(self, exc: OSError) -> None:
+        _log.warning("the log %s cannot be written, the server's output is not kept: %s", self.path, exc.strerror)
+        self._file = None
+
+
+def telling_line(lines: Sequence[str]) -> str | None:
+    """Return the line that says most of why a server ended, without its log prefix; None = nothing was printed."""
+    for pattern in _TELLING:
+        for line in reversed(lines):
+            if pattern.search(line):
+                return _PREFIX.sub("", line.strip())[:_SHOWN]
+    return _PREFIX.sub("", lines[-1].strip())[:_SHOWN] if lines else None
