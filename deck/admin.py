@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, get_args
 from urllib.parse import unquote
 
 from deck import __version__, discovery, json
 from deck.body import read_body
+from deck.canon.request import Part
 from deck.config import Config
 from deck.contracts import Facts, Surface
 from deck.errors import DeckError, ErrorKind, invalid
@@ -31,6 +32,7 @@ _KIND_LISTS: dict[str, Kind] = {
     "/audio/speech/models": "speech",
     "/audio/transcriptions/models": "transcription",
 }
+_PARTS = get_args(Part)
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -147,13 +149,24 @@ def explain(pipeline: Pipeline, surface: Surface, body: dict[str, Any], principa
         "surface": surface.name,
         "model": exchange.profile.id,
         "family": {"name": shaped.family.name, "why": shaped.why},
-        "canonical": dataclasses.asdict(exchange.parsed.request),
+        "canonical": shown(exchange.parsed.request),
         "upstream": shaped.body,
         "headers": dict(exchange.report.headers()),
         "notes": [
             {"kind": note.kind.value, "path": note.path, "reason": note.detail} for note in exchange.report.notes
         ],
     }
+
+
+def shown(value: Any) -> Any:
+    """Return a canonical value as JSON; each part says what it is, and what is unset is left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        members = {field.name: shown(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        kind = {"part": type(value).__name__.lower()} if isinstance(value, _PARTS) else {}
+        return kind | {name: item for name, item in members.items() if item not in (None, [], {})}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 async def send_answer(send: Send, answer: Answer, headers: list[tuple[bytes, bytes]], *, with_body: bool) -> None:

@@ -61,7 +61,7 @@ def _template_values(text: str) -> dict[str, str]:
     """Read a JSON object; llama.cpp keeps each of its values as JSON text."""
     values = json.loads(text)
     if not isinstance(values, dict):
-        raise ValueError("a JSON object")  # noqa: TRY004 - the caller turns ValueError into one line
+        raise ValueError("a JSON object")
     return {key: json.dumps(value) for key, value in values.items()}
 
 
@@ -324,14 +324,14 @@ def serve(launch: Launch) -> NoReturn:
     if launch.is_unix:
         clear_socket(launch.host)
         os.umask(0o077)
-    server, address = _load(launch)
+    _server, address = _load(launch)  # it runs for as long as the object lives
     print("listening on", address, flush=True)
     signal.sigwait(_STOP_SIGNALS)
     if launch.is_unix:
         Path(launch.host).unlink(missing_ok=True)
     # To delete the server would wait for every open stream to notice, up to half a minute and with the interpreter
     # locked. Nothing is left to save, so the system closes the connections.
-    os._exit(0 if server else 1)
+    os._exit(0)
 
 
 def _load(launch: Launch) -> tuple[object, str]:

@@ -56,22 +56,21 @@ class Metrics:
             "deck_request_duration_seconds", "First byte to last", ["surface"], buckets=_DURATIONS, registry=registry
         )
         self._first = Histogram(
-            "deck_time_to_first_token_seconds", "First byte to first token", ["surface"], buckets=_DURATIONS,
+            "deck_time_to_first_token_seconds",
+            "First byte to first token",
+            ["surface"],
+            buckets=_DURATIONS,
             registry=registry,
         )
         self._queued = Histogram(
             "deck_queue_seconds", "Wait for a slot, load included", ["surface"], buckets=_DURATIONS, registry=registry
         )
         self._tokens = Counter("deck_tokens_total", "Tokens", ["model", "direction"], registry=registry)
-        self._load = Histogram(
-            "deck_load_seconds", "Start to ready", ["model"], buckets=_DURATIONS, registry=registry
-        )
+        self._load = Histogram("deck_load_seconds", "Start to ready", ["model"], buckets=_DURATIONS, registry=registry)
         self._notes = Counter(
             "deck_request_notes_total", "What was ignored or changed", ["surface", "kind", "field"], registry=registry
         )
-        self._routes = Counter(
-            "deck_route_requests_total", "Exchanges by lane", ["surface", "lane"], registry=registry
-        )
+        self._routes = Counter("deck_route_requests_total", "Exchanges by lane", ["surface", "lane"], registry=registry)
         self._failures = Counter(
             "deck_observer_failures_total", "Observers that failed", ["observer"], registry=registry
         )
@@ -85,9 +84,7 @@ class Metrics:
         self._children: dict[tuple[str, ...], Any] = {}
         self._totals: dict[str, int] = {"requests": 0, "errors": 0, "prompt_tokens": 0, "completion_tokens": 0}
         self._by_model: dict[str, dict[str, int]] = {}
-        self._by_lane: dict[str, dict[str, int]] = {
-            surface: {lane.value: 0 for lane in Lane} for surface in surfaces
-        }
+        self._by_lane: dict[str, dict[str, int]] = {surface: {lane.value: 0 for lane in Lane} for surface in surfaces}
 
     def watch(self, states: Callable[[], Mapping[str, ServerState]], depth: Callable[[], int]) -> None:
         """Read server states and queue depth from these at scrape time."""

@@ -1,234 +1,323 @@
-"""Who may use Deck: tokens as digests in a file of the state directory, effective without a restart."""
+"""Who may use Deck: tokens by their digests, in one file that can change while Deck runs.
+
+Knows how tokens are made, kept and compared. Does not know which routes or models there are. A token's text exists only
+where it is made; what is kept is its SHA-256, and 256 random bits need no slower hash.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
-import json
 import logging
 import os
-import re
 import secrets
+import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from pydantic import Field, StrictBool, StrictInt, StringConstraints, ValidationError
+
+from deck import json
+from deck.errors import DeckError, ErrorKind, invalid
+from deck.profile import Compatibility, Table, faults
+from deck.profile import parse_duration as parse_duration
+
+ENVIRONMENT = "environment"
+_CHECK_EVERY = 1.0
+_SHORT = 16
 _log = logging.getLogger("deck.tokens")
-_LOOK_AGAIN = 1.0
-_DURATION = re.compile(r"(\d+)([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_HEADERS = frozenset({b"x-api-key", b"api-key"})
 
-
-class TokenError(ValueError):
-    """A token cannot be made or found; the message says why."""
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+Signature = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who a token belongs to, and what it may do; `models` None = all."""
+    """Who asks, and what it may do; `models` are profile ids, None = all."""
 
     name: str
-    models: frozenset[str] | None = None
-    admin: bool = False
-    compatibility: str | None = None
+    models: frozenset[str] | None
+    admin: bool
+    compatibility: Compatibility | None
 
-    def may_use(self, profile: str) -> bool:
-        """Tell whether the principal may use a model."""
-        return self.models is None or profile in self.models
+    def may_use(self, profile_id: str) -> bool:
+        """Say whether it may use the model."""
+        return self.models is None or profile_id in self.models
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One token as it is kept: never the token, only its digest."""
+class Entry(Table):
+    """One token as it is kept; times are UNIX seconds, `expires` None = never. `id` tells it apart and is no secret."""
 
-    name: str
-    digest: str
-    created: int
-    expires: int | None = None
+    id: str
+    name: Name
+    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(repr=False)
     models: tuple[str, ...] | None = None
-    admin: bool = False
-    compatibility: str | None = None
+    admin: StrictBool = False
+    compatibility: Compatibility | None = None
+    created: StrictInt
+    expires: StrictInt | None = None
 
-    def __repr__(self) -> str:
-        return f"Entry({self.name!r})"
+    def is_expired(self, now: float) -> bool:
+        """Say whether its time is over."""
+        return self.expires is not None and now >= self.expires
 
     def principal(self) -> Principal:
-        """Return who it stands for."""
+        """Return who it belongs to."""
         models = None if self.models is None else frozenset(self.models)
         return Principal(name=self.name, models=models, admin=self.admin, compatibility=self.compatibility)
 
 
-def parse_duration(text: str) -> int:
-    """Return seconds of `30d`, `12h`, `90m`, `2w`.
-
-    Raises:
-        TokenError: it is none.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None or not int(found[1]):
-        raise TokenError(f"{text!r} is not a time; write 30d, 12h, 90m or 2w")
-    return int(found[1]) * _SECONDS[found[2]]
+class _Document(Table):
+    version: Literal[1]
+    tokens: tuple[Entry, ...]
 
 
-def digest_of(token: bytes) -> bytes:
-    """Return the SHA-256 of a token; it has 256 random bits, so that no slow hash is needed."""
-    return hashlib.sha256(token).digest()
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What one credential is compared with."""
 
-
-def credentials_of(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return every credential among the headers: Bearer, `x-api-key`, `api-key`."""
-    found = []
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, rest = value.partition(b" ")
-            if scheme.lower() == b"bearer" and rest.strip():
-                found.append(rest.strip())
-        elif name in _HEADERS and value.strip():
-            found.append(value.strip())
-    return found[:4]
+    digest: bytes
+    expires: float
+    principal: Principal
 
 
 class TokenStore:
-    """The tokens of a file, and at most one of the environment.
+    """The tokens of a state directory, and the one of the environment.
 
     Args:
-        path: `tokens.json`; its directory is made with mode 0700 when the first token is written.
-        environment_token: one more token, kept as a digest in memory only.
+        path: the file, `tokens.json`; it and its directory need not exist.
+        environment_token: a token with every right that is in no file.
+        clock: monotonic; the file is looked at again after about a second of it.
+        now: UNIX time, for what is created.
     """
 
-    def __init__(self, path: Path, environment_token: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        environment_token: str | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._path = path
-        self._stamp: tuple[int, int] | None = None
+        self._clock = clock
+        self._now = now
+        self._fixed = _of_environment(environment_token)
         self._entries: tuple[Entry, ...] = ()
-        self._known: list[tuple[bytes, int | None, Principal]] = []
-        self._fixed = digest_of(environment_token.encode()) if environment_token else None
-        self._looked = float("-inf")
+        self._known: tuple[_Known, ...] = self._fixed
+        self._signature: Signature | None = None
+        self._is_broken = False
+        self._next_check = clock() + _CHECK_EVERY
         self._reload()
+
+    def __repr__(self) -> str:
+        return f"TokenStore({str(self._path)!r}, {len(self._known)} tokens)"
 
     @property
     def is_empty(self) -> bool:
-        """True when there is no token at all."""
-        self._reload()
-        return not self._entries and self._fixed is None
+        """Whether no token was ever made; a file that cannot be read is not empty."""
+        return not self._known and not self._is_broken
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the file's tokens."""
-        self._reload()
+        """Return the tokens of the file, in the order they were made."""
+        self._refresh()
         return self._entries
 
     def authenticate(self, credentials: Sequence[bytes], now: float) -> Principal | None:
-        """Return whose credential one of these is; each is compared with every digest, in constant time."""
-        clock = time.monotonic()
-        if clock - self._looked > _LOOK_AGAIN:
-            self._looked = clock
-            self._reload()
+        """Return who the first valid credential belongs to, None if none is valid.
+
+        The time it takes depends on how many credentials and tokens there are, not on which of them match.
+
+        Args:
+            credentials: as of `credentials_of`.
+            now: UNIX time.
+        """
+        self._refresh()
         found: Principal | None = None
         for credential in credentials:
-            digest = digest_of(credential)
-            for known, expires, principal in self._known:
-                if hmac.compare_digest(known, digest) and (expires is None or now < expires):
-                    found = principal
+            digest = hashlib.sha256(credential).digest()
+            for known in self._known:
+                is_same = hmac.compare_digest(known.digest, digest)
+                if is_same and now < known.expires and found is None:
+                    found = known.principal
         return found
 
     def create(
         self,
         name: str,
-        *,
-        models: Sequence[str] | None = None,
+        models: Iterable[str] | None = None,
         admin: bool = False,
-        expires_in: int | None = None,
-        compatibility: str | None = None,
+        expires_in: float | None = None,
+        compatibility: Compatibility | None = None,
     ) -> tuple[Entry, str]:
-        """Make a token and return its entry and, for this once, itself.
+        """Make a token and keep its digest; return its entry and its text, which nobody can tell again.
 
         Raises:
-            TokenError: the name is taken.
+            DeckError: the name is taken or no name, or the file cannot be read or written.
         """
-        with self._locked():
-            if any(entry.name == name for entry in self._entries):
-                raise TokenError(f"a token named {name!r} exists; revoke it first, or choose another name")
-            token = "deck-" + secrets.token_urlsafe(32)
-            now = int(time.time())
+        plaintext = "deck-" + secrets.token_urlsafe(32)
+        created = int(self._now())
+        try:
             entry = Entry(
+                id=secrets.token_hex(4),
                 name=name,
-                digest=digest_of(token.encode()).hex(),
-                created=now,
-                expires=None if expires_in is None else now + expires_in,
-                models=tuple(models) if models is not None else None,
+                digest=hashlib.sha256(plaintext.encode()).hexdigest(),
+                models=None if models is None else tuple(models),
                 admin=admin,
                 compatibility=compatibility,
+                created=created,
+                expires=None if expires_in is None else created + int(expires_in),
             )
-            self._write((*self._entries, entry))
-        return entry, token
+        except ValidationError as exc:
+            raise invalid(f"token {name[:100]!r}: {'; '.join(faults(exc, Entry))}") from None
+        with self._changing() as entries:
+            if name == ENVIRONMENT or any(item.name == name for item in entries):
+                raise invalid(f"there is a token named {name!r} already; revoke it first or choose another name")
+            self._write([*entries, entry])
+        return entry, plaintext
 
-    def revoke(self, name: str) -> None:
-        """Remove a token.
+    def revoke(self, name: str) -> Entry:
+        """Remove a token; a running Deck refuses it within about a second.
 
         Raises:
-            TokenError: there is none of that name.
+            DeckError: there is none of that name, or the file cannot be read or written.
         """
-        with self._locked():
-            kept = tuple(entry for entry in self._entries if entry.name != name)
-            if len(kept) == len(self._entries):
-                known = ", ".join(entry.name for entry in self._entries) or "none"
-                raise TokenError(f"no token named {name!r}; known: {known}")
-            self._write(kept)
+        with self._changing() as entries:
+            found = next((item for item in entries if item.name == name), None)
+            if found is None:
+                known = ", ".join(item.name for item in entries) or "none"
+                raise DeckError(ErrorKind.NOT_FOUND, f"no token named {name[:100]!r}; known: {known}")
+            self._write([item for item in entries if item is not found])
+        return found
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold other writers off, and see what they wrote last."""
-        import fcntl
-
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    def _refresh(self) -> None:
+        now = self._clock()
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_EVERY
             self._reload()
-            yield
-        finally:
-            os.close(descriptor)
 
     def _reload(self) -> None:
+        """Take over the file if it changed; one that cannot be used leaves what was known in force."""
         try:
-            status = self._path.stat()
-            stamp = (status.st_mtime_ns, status.st_ino)
-            if stamp == self._stamp:
-                return
-            entries = _parse(self._path.read_bytes())
+            signature = _signature(os.stat(self._path))
         except FileNotFoundError:
-            stamp, entries = (0, 0), ()
-        except (OSError, ValueError, TypeError, KeyError) as exc:
-            _log.error("tokens in %s cannot be read, the last good ones stay: %s", self._path, type(exc).__name__)
+            signature = None
+        except OSError as exc:
+            if not self._is_broken:
+                _log.error("%s cannot be read: %s; the tokens known before stay in force", self._path, exc.strerror)
+            self._is_broken = True
             return
-        self._stamp, self._entries = stamp, entries
-        self._known = [(bytes.fromhex(entry.digest), entry.expires, entry.principal()) for entry in entries]
-        if self._fixed is not None:
-            self._known.append((self._fixed, None, Principal(name="environment", admin=True)))
-
-    def _write(self, entries: tuple[Entry, ...]) -> None:
-        content = json.dumps({"tokens": [asdict(entry) for entry in entries]}, indent=1).encode()
-        descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".tokens")
+        if signature == self._signature:
+            return
+        self._signature = signature
         try:
-            os.fchmod(descriptor, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(self._path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            entries = _read(self._path)
+        except DeckError as error:
+            self._is_broken = True
+            _log.error("%s; the tokens known before stay in force", error.message)
+            return
+        self._is_broken = False
+        self._entries = entries
+        self._known = (*self._fixed, *(_known(entry) for entry in entries))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[tuple[Entry, ...]]:
+        """Give the entries of the file while no other process changes it, then take over what became of it."""
+        directory = self._path.parent
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(directory, os.O_RDONLY)
+        except OSError as exc:
+            raise DeckError(ErrorKind.INTERNAL, f"{directory} cannot be used for tokens: {exc.strerror}") from exc
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield _read(self._path)
+            os.fsync(lock)
+        finally:
+            os.close(lock)
         self._reload()
 
+    def _write(self, entries: Iterable[Entry]) -> None:
+        """Replace the file at once and durably; only its owner may read it."""
+        content = json.pretty({"version": 1, "tokens": [entry.model_dump(mode="json") for entry in entries]})
+        temporary = ""
+        try:
+            descriptor, temporary = tempfile.mkstemp(prefix=".tokens-", dir=self._path.parent)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, 0o600)
+                file.write(content + "\n")
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(temporary, self._path)
+        except OSError as exc:
+            if temporary:
+                Path(temporary).unlink(missing_ok=True)
+            raise DeckError(ErrorKind.INTERNAL, f"{self._path} cannot be written: {exc.strerror}") from exc
 
-def _parse(content: bytes) -> tuple[Entry, ...]:
-    entries = [Entry(**item) for item in json.loads(content)["tokens"]]
-    for entry in entries:
-        bytes.fromhex(entry.digest)
-    return tuple(
-        replace(entry, models=tuple(entry.models) if entry.models is not None else None) for entry in entries
-    )
+
+def credentials_of(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return every credential among ASGI headers: bearer tokens, `x-api-key` and `api-key`."""
+    found = []
+    for name, value in headers:
+        match name.lower():
+            case b"authorization":
+                scheme, _, credential = value.strip().partition(b" ")
+                credential = credential.strip() if scheme.lower() == b"bearer" else b""
+            case b"x-api-key" | b"api-key":
+                credential = value.strip()
+            case _:
+                continue
+        if credential and credential not in found:
+            found.append(credential)
+    return found
+
+
+def _of_environment(token: str | None) -> tuple[_Known, ...]:
+    token = (token or "").strip()
+    if not token:
+        return ()
+    if len(token) < _SHORT:
+        _log.warning("DECK_TOKEN is shorter than %d characters and may be guessed", _SHORT)
+    digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+    principal = Principal(name=ENVIRONMENT, models=None, admin=True, compatibility=None)
+    return (_Known(digest, float("inf"), principal),)
+
+
+def _known(entry: Entry) -> _Known:
+    expires = float("inf") if entry.expires is None else float(entry.expires)
+    return _Known(bytes.fromhex(entry.digest), expires, entry.principal())
+
+
+def _signature(status: os.stat_result) -> Signature:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _read(path: Path) -> tuple[Entry, ...]:
+    """Return the entries of the file, none if there is no file.
+
+    Raises:
+        DeckError: it cannot be used; the message holds nothing of its content.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            document = json.loads(file.read())
+    except FileNotFoundError:
+        return ()
+    except OSError as exc:
+        raise DeckError(ErrorKind.INTERNAL, f"{path} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise DeckError(ErrorKind.INTERNAL, f"{path} is not JSON: {exc}") from exc
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        _log.warning("%s is open to others than its owner; set it right with: chmod 600", path)
+    try:
+        return _Document.model_validate(document).tokens
+    except ValidationError as exc:
+        found = "; ".join(faults(exc, _Document))
+        raise DeckError(ErrorKind.INTERNAL, f"{path} is no file of tokens: {found}") from None

