@@ -57,6 +57,7 @@ class Admin:
             "/models": {"GET": self._models},
             "/metrics": {"GET": self._exposition},
             "/stats": {"GET": self._stats},
+            "/health": {"GET": self._health},
             "/deck/explain": {"POST": self._explain},
             **{path: {"GET": self._kind_list} for path in _KIND_LISTS},
         }
@@ -88,10 +89,20 @@ class Admin:
             )
         return principal
 
-    @staticmethod
-    def health() -> Answer:
-        """Answer that Deck is alive; it says nothing about models."""
-        return 200, {"status": "ok", "version": __version__}
+    def is_public(self, method: str, path: str) -> bool:
+        """Say whether a path, as the client wrote it, needs no token; under `/v1` everything does."""
+        known = normal_path(path)
+        if path.lstrip("/").partition("/")[0] == "v1":
+            return False
+        is_open = known == "/metrics" and method in ("GET", "HEAD") and self._config.admin.public_metrics
+        return is_open or (method, known) in PUBLIC
+
+    async def public(self, path: str) -> Answer:
+        """Answer what `is_public` lets through."""
+        return self._shown_metrics() if path == "/metrics" else _alive()
+
+    async def _health(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        return _alive()
 
     async def _capabilities(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         pipeline = self._pipeline
@@ -107,18 +118,28 @@ class Admin:
     async def _model(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         name = unquote(normal_path(scope["path"]).removeprefix("/models/"))
         match = self._pipeline.catalog.resolve(name)
-        if match is None or not principal.may_use(match.profile.id):
+        if match is None or match.profile.kind != "chat" or not principal.may_use(match.profile.id):
             raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
         return 200, discovery.entry(match.profile, self._pipeline.board, name if match.via == "alias" else None)
 
     async def _exposition(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        if principal.models is not None:
+            message = "this token is limited to some models, and /metrics shows them all; use one that is not"
+            raise DeckError(ErrorKind.PERMISSION, message)
+        return self._shown_metrics()
+
+    def _shown_metrics(self) -> Answer:
         content, kind = self._metrics.exposition()
         return 200, Raw(content, kind or _EXPOSITION)
 
     async def _stats(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         board = self._pipeline.board
         states = {name: state.value for name, state in board.states().items() if principal.may_use(name)}
-        return 200, {**self._metrics.snapshot(), "queue": {"waiting": board.depth}, "servers": states}
+        snapshot = self._metrics.snapshot()
+        if principal.models is not None:
+            mine = {name: sums for name, sums in snapshot["models"].items() if principal.may_use(name)}
+            snapshot = {"uptime_seconds": snapshot["uptime_seconds"], "models": mine}
+        return 200, {**snapshot, "queue": {"waiting": board.depth}, "servers": states}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         content = await read_body(scope, receive, limit=self._config.body_limit, timeout=self._config.body_timeout)
@@ -130,6 +151,10 @@ class Admin:
             known = ", ".join(sorted(self._pipeline.plugins.surfaces))
             raise invalid(f"x-deck-surface: no surface named {name[:50]!r}; known: {known}", "x-deck-surface")
         return 200, explain(self._pipeline, surface, body, principal)
+
+
+def _alive() -> Answer:
+    return 200, {"status": "ok", "version": __version__}
 
 
 def explain(pipeline: Pipeline, surface: Surface, body: dict[str, Any], principal: Principal) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Deck as one ASGI application: puts its parts together, routes, and owns their life."""
+"""Deck as one ASGI application: puts its parts together, routes, and owns their life.
+
+Default-deny: what needs no token stands in `admin.PUBLIC`. No route redirects. There is no CORS: a browser's preflight,
+which carries no token, is 401 like any other request without one, and with a token `OPTIONS` is 405.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,10 @@ from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import Transport
 
 _log = logging.getLogger("deck.app")
-_METHODS = ("GET", "HEAD", "POST")
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+# Clients send about thirty; each may be a credential, which costs a digest.
+_MOST_HEADERS = 128
+_MOST_HEADER_BYTES = 64 * 1024
 
 
 class Deck:
@@ -92,7 +99,7 @@ class Deck:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = normal_path(scope["path"])
-        if scope["method"] == "POST":
+        if scope["method"] == "POST" and not _is_header_bomb(scope):
             surface = self._surfaces.get(path)
             if surface is not None:
                 await self.endpoint(scope, receive, send, surface)
@@ -119,9 +126,15 @@ class Deck:
         await send_answer(send, answer, headers, with_body=method != "HEAD")
 
     async def _answer(self, scope: Scope, receive: Receive, method: str, path: str) -> tuple[int, Any]:
-        if (method, path) in PUBLIC and not scope["path"].startswith("/v1"):
-            return self.admin.health()
+        if _is_header_bomb(scope):
+            message = f"more than {_MOST_HEADERS} headers or {_MOST_HEADER_BYTES // 1024} KiB of them; send fewer"
+            raise DeckError(ErrorKind.HEADERS_TOO_LARGE, message)
+        if self.admin.is_public(method, scope["path"]):
+            return await self.admin.public(path)
         principal = self.admin.authenticate(scope)
+        if (header(scope, b"upgrade") or b"").lower() == b"websocket":
+            message = "Deck speaks no WebSocket; send POST and read server-sent events"
+            raise DeckError(ErrorKind.UPGRADE_REQUIRED, message)
         methods = self.admin.find(path)
         if methods is not None:
             handler = methods.get("GET" if method == "HEAD" else method)
@@ -183,6 +196,11 @@ class Deck:
         await self.board.close()
         await self._transport.aclose()
         await self._stack.aclose()
+
+
+def _is_header_bomb(scope: Scope) -> bool:
+    headers = scope["headers"]
+    return len(headers) > _MOST_HEADERS or sum(len(key) + len(value) for key, value in headers) > _MOST_HEADER_BYTES
 
 
 def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:

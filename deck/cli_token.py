@@ -61,7 +61,7 @@ def _list(actions: Any) -> None:
     command = actions.add_parser(
         "list",
         help="list the tokens",
-        description="List the tokens of the state directory, never their text. The one in DECK_TOKEN is not among them.",
+        description="List the tokens of the state directory, never their text. That of DECK_TOKEN is not among them.",
         epilog="example:\n  deck token list",
         formatter_class=_RAW,
     )

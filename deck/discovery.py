@@ -93,7 +93,8 @@ def capabilities(
 ) -> dict[str, Any]:
     """Return the whole of `GET /v1/capabilities` for this token."""
     routes = [route.path for item in surfaces.values() for route in item.routes]
-    builds = {server.facts.build for server in _servers(catalog, board) if server.facts.build}
+    mine = [profile for profile in catalog.profiles if principal.may_use(profile.id)]
+    builds = {server.facts.build for server in _servers(mine, board) if server.facts.build}
     return {
         "object": "capabilities",
         "deck": {"version": __version__},
@@ -104,12 +105,12 @@ def capabilities(
             "ignored": "X-Athena-Compatibility-Ignored",
             "changed": "X-Athena-Compatibility-Changed",
         },
-        "models": {profile.id: model(profile, board) for profile in catalog.profiles if principal.may_use(profile.id)},
+        "models": {profile.id: model(profile, board) for profile in mine},
     }
 
 
-def _servers(catalog: Catalog, board: Board) -> list[Server]:
-    found = (board.server(profile.id) for profile in catalog.profiles)
+def _servers(profiles: Iterable[Profile], board: Board) -> list[Server]:
+    found = (board.server(profile.id) for profile in profiles)
     return [server for server in found if server is not None]
 
 

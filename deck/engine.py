@@ -335,7 +335,7 @@ def serve(launch: Launch) -> NoReturn:
 
 
 def _load(launch: Launch) -> tuple[object, str]:
-    """Start the server while SIGTERM and SIGINT end the process as they do by default."""
+    """Start the server; a SIGTERM or SIGINT meanwhile ends the process at once, as it does by default (status -15)."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     loaded = threading.Event()
     bystander = threading.Thread(target=_take_signals_until, args=(loaded,), daemon=True)

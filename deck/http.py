@@ -29,6 +29,11 @@ def request_id(scope: Scope) -> str:
     sent = header(scope, b"x-request-id")
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent.decode()
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    """Return an id no other request has."""
     return "req_" + secrets.token_hex(12)
 
 

@@ -1,58 +1,145 @@
-"""Structured logs: one line per exchange, key=value, without bodies and without secrets."""
+"""What Deck writes down: one line an event as `key=value` pairs, one event an exchange, never a body or a secret.
+
+Knows the form of lines and what a secret looks like. Does not know where lines go: the caller gives the stream.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import time
+from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 from deck.contracts import ExchangeRecord
 
-_SECRET = re.compile(r"(deck-[A-Za-z0-9_-]{8,}|(?i:bearer)\s+\S+|(?i:api[-_]?key)[=:]\s*\S+)")
-_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-_log = logging.getLogger("deck.exchange")
+_REMOVED = "[redacted]"
+_SECRETS = re.compile(
+    r"""
+      \bdeck-[\w-]{16,}                                            # a token of Deck
+    | \b(?:sk|pk|rk)-[\w-]{16,} | \bhf_\w{16,}                     # keys of the vendors that clients know
+    | (?P<scheme>\b(?:bearer|basic)\s+)[^\s'",;)\]}]+
+    | (?P<header>\b(?:proxy-)?authorization['"]?\s*[:=,]\s*b?['"]?)(?!(?:bearer|basic)\s)[^\s'",;)\]}]+
+    | (?P<name>\b(?:x-api-key|api[-_]?key|(?:access|auth|refresh)[-_]token|client[-_]secret|password|deck_token)
+        ['"]?\s*[:=,]\s*b?['"]?)[^\s'",;)\]}]+
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_BARE = re.compile(r"[\w./:@+*\[\]-]+", re.ASCII)
+_EXCHANGE = logging.getLogger("deck.exchange")
+# Loggers whose lines are Deck's; of all others only warnings are of interest.
+_OWN = ("deck", "uvicorn", "uvicorn.error")
+_SILENT = "uvicorn.access"
 
 
-class _Redacting(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return _SECRET.sub("[redacted]", super().format(record))
+def configure(level: str, stream: TextIO, secrets: Iterable[str] = ()) -> None:
+    """Send every logger of the process to `stream`, one line an event; may be called again.
 
-
-def configure(level: str, stream: TextIO) -> None:
-    """Send every logger, uvicorn's among them, to `stream`, with anything like a secret taken out."""
-    output = logging.StreamHandler(stream)
-    output.setFormatter(_Redacting(_FORMAT))
+    Args:
+        level: least level of Deck's and uvicorn's lines: debug, info, warning or error.
+        stream: where lines go.
+        secrets: texts to remove wherever they stand, such as a token that an operator chose.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LineFormatter(secrets))
     root = logging.getLogger()
-    root.handlers[:] = [output]
-    root.setLevel(level.upper())
-    for name in ("httpx", "httpcore", "asyncio"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for old in [item for item in root.handlers if isinstance(item.formatter, LineFormatter)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    for name in _OWN:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(level.upper())
+    access = logging.getLogger(_SILENT)
+    access.handlers.clear()
+    access.propagate = False
+    access.disabled = True
+
+
+def log_exchange(record: ExchangeRecord) -> None:
+    """Write the line of an exchange that has ended."""
+    if _EXCHANGE.isEnabledFor(logging.INFO):
+        _EXCHANGE.info("exchange", extra={"fields": _fields(record)})
 
 
 class ExchangeLog:
-    """Logs each exchange at INFO."""
+    """An observer that logs each exchange."""
 
     def observe(self, record: ExchangeRecord) -> None:
-        """Write the line."""
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        first = "-" if record.first_token is None else f"{record.first_token:.3f}"
-        _log.info(
-            "id=%s surface=%s model=%s principal=%s outcome=%s status=%d stream=%s duration=%.3f queued=%.3f "
-            "first_token=%s prompt=%s completion=%s cached=%s finish=%s notes=%d",
-            record.id,
-            record.surface,
-            record.model or "-",
-            record.principal or "-",
-            record.outcome,
-            record.status,
-            str(record.stream).lower(),
-            record.duration,
-            record.queued,
-            first,
-            record.prompt_tokens,
-            record.completion_tokens,
-            record.cached_tokens,
-            record.finish,
-            len(record.notes),
-        )
+        """Write its line."""
+        log_exchange(record)
+
+
+def redact(text: str) -> str:
+    """Return the text without anything that looks like a secret."""
+    return _SECRETS.sub(_kept, text)
+
+
+class LineFormatter(logging.Formatter):
+    """Makes one line of a log record: `at=… level=… logger=… event="…" key=value …`, secrets removed."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._secrets = sorted(filter(None, (item.strip() for item in secrets)), key=len, reverse=True)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end."""
+        pairs: dict[str, object] = {
+            "at": _moment(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        pairs |= getattr(record, "fields", {})
+        if record.exc_info:
+            pairs["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            pairs["stack"] = record.stack_info
+        return " ".join(f"{name}={self._shown(value)}" for name, value in pairs.items())
+
+    def _shown(self, value: object) -> str:
+        if not isinstance(value, str):
+            return str(value)
+        # Before quoting, for a quoted secret may no longer look like one.
+        for secret in self._secrets:
+            value = value.replace(secret, _REMOVED)
+        value = redact(value)
+        return value if _BARE.fullmatch(value) else json.dumps(value)
+
+
+def _fields(record: ExchangeRecord) -> Mapping[str, object]:
+    """Return what is known of an exchange; what is not, is left out."""
+    fields: dict[str, object] = {
+        "id": record.id,
+        "surface": record.surface,
+        "model": record.model or None,
+        "principal": record.principal or None,
+        "outcome": record.outcome,
+        "status": record.status,
+        "stream": "true" if record.stream else "false",
+        "lane": record.lane,
+        "duration": _seconds(record.duration),
+        "queued": _seconds(record.queued),
+        "first_token": _seconds(record.first_token),
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "cached_tokens": record.cached_tokens,
+        "finish": record.finish,
+        "notes": len(record.notes),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _seconds(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _moment(seconds: float) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def _kept(found: re.Match[str]) -> str:
+    return next((part for part in found.groups() if part), "") + _REMOVED

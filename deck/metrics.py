@@ -1,152 +1,241 @@
-"""Prometheus metrics with bounded labels; scraping reads, and never loads a model."""
+"""What Deck counts: Prometheus metrics, and the same numbers for `GET /v1/stats`.
+
+Knows records and states. Does not know how exchanges come about. Every label comes from a closed set, the rest is
+`other`. Observing an exchange is on the hot path: labelled children are looked up once and kept.
+"""
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from deck import __version__
 from deck.contracts import ExchangeRecord, ServerState
+from deck.errors import ErrorKind
+from deck.normalize.report import NoteKind
 from deck.scheduler.lanes import Lane
 
-_DURATIONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_OTHER = "other"
+OTHER = "other"
+_OUTCOMES = frozenset({"ok", "client_gone", *(kind.label for kind in ErrorKind)})
+_STATUSES = {code: str(code) for code in (200, 499, *(kind.status for kind in ErrorKind))}
+_LANES = tuple(lane.value for lane in Lane)
+_NOTE_KINDS = frozenset(kind.value for kind in NoteKind)
+_DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_QUEUE = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120, 300)
+_LOAD = (0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
+_OBSERVERS = 32
 
-
-class _States(Collector):
-    """Reads server states and the queue at scrape time."""
-
-    def __init__(self) -> None:
-        self.states: Callable[[], Mapping[str, ServerState]] = dict
-        self.depth: Callable[[], int] = int
-
-    def collect(self) -> Iterable[Metric]:
-        state = GaugeMetricFamily("deck_server_state", "1 for the state a server is in", labels=["model", "state"])
-        for model, current in self.states().items():
-            for each in ServerState:
-                state.add_metric([model, each.value], float(each is current))
-        yield state
-        yield GaugeMetricFamily("deck_queue_depth", "Exchanges that wait for a model", value=self.depth())
+States = Callable[[], Mapping[str, ServerState]]
+Reading = Callable[[], int]
 
 
 class Metrics:
-    """Counts exchanges; an observer.
+    """All metrics of one Deck, in a registry of their own; an observer.
 
     Args:
-        models: the profiles; any other name counts as `other`.
-        surfaces: their names.
-        known_fields: the fields of the tables; any other name counts as `other`.
+        models: ids of the catalog.
+        surfaces: names of the surfaces.
+        known_fields: names that a note's `field` may have.
+        clock: monotonic.
     """
 
-    def __init__(self, *, models: Iterable[str], surfaces: Iterable[str], known_fields: frozenset[str]) -> None:
+    def __init__(
+        self,
+        models: Iterable[str] = (),
+        surfaces: Iterable[str] = (),
+        known_fields: frozenset[str] = frozenset(),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.known_fields = known_fields
         self._models = frozenset(models)
-        self._fields = known_fields
-        self._began = time.time()
-        self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "deck_requests_total", "Exchanges", ["surface", "outcome", "status", "stream"], registry=registry
-        )
-        self._duration = Histogram(
-            "deck_request_duration_seconds", "First byte to last", ["surface"], buckets=_DURATIONS, registry=registry
-        )
-        self._first = Histogram(
-            "deck_time_to_first_token_seconds",
-            "First byte to first token",
-            ["surface"],
-            buckets=_DURATIONS,
-            registry=registry,
-        )
-        self._queued = Histogram(
-            "deck_queue_seconds", "Wait for a slot, load included", ["surface"], buckets=_DURATIONS, registry=registry
-        )
-        self._tokens = Counter("deck_tokens_total", "Tokens", ["model", "direction"], registry=registry)
-        self._load = Histogram("deck_load_seconds", "Start to ready", ["model"], buckets=_DURATIONS, registry=registry)
-        self._notes = Counter(
-            "deck_request_notes_total", "What was ignored or changed", ["surface", "kind", "field"], registry=registry
-        )
-        self._routes = Counter("deck_route_requests_total", "Exchanges by lane", ["surface", "lane"], registry=registry)
-        self._failures = Counter(
-            "deck_observer_failures_total", "Observers that failed", ["observer"], registry=registry
-        )
-        build = Gauge("deck_build_info", "Always 1", ["version"], registry=registry)
-        build.labels(__version__).set(1)
-        self._states = _States()
-        registry.register(self._states)
-        for surface in surfaces:
-            for lane in Lane:
-                self._routes.labels(surface, lane.value)
-        self._children: dict[tuple[str, ...], Any] = {}
-        self._totals: dict[str, int] = {"requests": 0, "errors": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        self._by_model: dict[str, dict[str, int]] = {}
-        self._by_lane: dict[str, dict[str, int]] = {surface: {lane.value: 0 for lane in Lane} for surface in surfaces}
+        self._surfaces = frozenset(surfaces)
+        self._clock = clock
+        self._began = clock()
+        self._registry = CollectorRegistry()
+        self._watched = _Watched(sorted(self._models))
+        self._registry.register(self._watched)
+        self._declare()
+        self._ends: dict[tuple[str, str, int, bool], Counter] = {}
+        self._notes_of: dict[tuple[str, str, str], Counter] = {}
+        self._tokens_of = {model: self._directions(model) for model in (*self._models, OTHER)}
+        self._times_of = {surface: self._times(surface) for surface in (*self._surfaces, OTHER)}
+        # Every cell exists from the start: a lane that was never taken reads 0, not nothing.
+        self._routes_of = {
+            (surface, lane): self._routes.labels(surface, lane) for surface in self._surfaces for lane in _LANES
+        }
+        self._observers: set[str] = set()
 
-    def watch(self, states: Callable[[], Mapping[str, ServerState]], depth: Callable[[], int]) -> None:
-        """Read server states and queue depth from these at scrape time."""
-        self._states.states, self._states.depth = states, depth
+    def _declare(self) -> None:
+        registry = self._registry
+        labels = ["surface", "outcome", "status", "stream"]
+        self._requests = Counter("deck_requests", "Exchanges that ended.", labels, registry=registry)
+        self._duration = _histogram("deck_request_duration_seconds", "From first byte to last.", _DURATION, registry)
+        self._first = _histogram("deck_time_to_first_token_seconds", "Until the answer began.", _FIRST_TOKEN, registry)
+        self._tokens = Counter("deck_tokens", "Tokens, as measured.", ["model", "direction"], registry=registry)
+        self._queue = Histogram("deck_queue_seconds", "Waits for a slot.", buckets=_QUEUE, registry=registry)
+        self._load = Histogram("deck_load_seconds", "Loads of a model.", ["model"], buckets=_LOAD, registry=registry)
+        labels = ["surface", "kind", "field"]
+        self._notes = Counter("deck_request_notes", "Fields ignored or changed.", labels, registry=registry)
+        self._routes = Counter("deck_route_requests", "Exchanges by lane.", ["surface", "lane"], registry=registry)
+        self._failures = Counter("deck_observer_failures", "Observers failed.", ["observer"], registry=registry)
+        self._auth = Counter("deck_auth_failures", "Requests without a valid token.", registry=registry)
+        build = Gauge("deck_build_info", "What runs.", ["version", "python"], registry=registry)
+        build.labels(__version__, platform.python_version()).set(1)
 
-    def _child(self, metric: Any, *labels: str) -> Any:
-        key = (metric._name, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child
+    def _directions(self, model: str) -> tuple[Counter, Counter, Counter]:
+        of = self._tokens.labels
+        return of(model, "prompt"), of(model, "completion"), of(model, "cached")
+
+    def _times(self, surface: str) -> tuple[Histogram, Histogram]:
+        return self._duration.labels(surface), self._first.labels(surface)
+
+    def watch(self, states: States, depth: Reading, streams: Reading = lambda: 0) -> None:
+        """Say where to read, at each scrape, the servers' states, the queue's depth and how many streams are open."""
+        self._watched.states, self._watched.depth, self._watched.streams = states, depth, streams
 
     def observe(self, record: ExchangeRecord) -> None:
-        """Count an exchange."""
-        surface, child = record.surface, self._child
-        stream = "true" if record.stream else "false"
-        child(self._requests, surface, record.outcome, str(record.status), stream).inc()
-        child(self._duration, surface).observe(record.duration)
-        child(self._queued, surface).observe(record.queued)
-        child(self._routes, surface, record.lane).inc()
+        """Count an exchange that has ended."""
+        surface = record.surface if record.surface in self._surfaces else OTHER
+        key = (surface, record.outcome, record.status, record.stream)
+        (self._ends.get(key) or self._end(key)).inc()
+        duration, first = self._times_of[surface]
+        duration.observe(record.duration)
         if record.first_token is not None:
-            child(self._first, surface).observe(record.first_token)
-        model = record.model if record.model in self._models else _OTHER
-        counts = (
-            ("prompt", record.prompt_tokens),
-            ("completion", record.completion_tokens),
-            ("cached", record.cached_tokens),
-        )
-        for direction, count in counts:
-            if count:
-                child(self._tokens, model, direction).inc(count)
+            first.observe(record.first_token)
+        if record.model:
+            self._queue.observe(record.queued)
+        route = self._routes_of.get((surface, record.lane))
+        if route is not None:
+            route.inc()
+        self._count_tokens(record)
         for kind, field in record.notes:
-            child(self._notes, surface, kind, field if field in self._fields else _OTHER).inc()
-        self._sum(record, model)
+            note = (surface, kind, field)
+            (self._notes_of.get(note) or self._note(note)).inc()
+        if record.outcome == ErrorKind.AUTHENTICATION.label:
+            self._auth.inc()
 
-    def _sum(self, record: ExchangeRecord, model: str) -> None:
-        mine = self._by_model.setdefault(model, dict.fromkeys(self._totals, 0))
-        for sums in (self._totals, mine):
-            sums["requests"] += 1
-            sums["errors"] += record.status >= 400
-            sums["prompt_tokens"] += record.prompt_tokens or 0
-            sums["completion_tokens"] += record.completion_tokens or 0
-        lanes = self._by_lane.setdefault(record.surface, {lane.value: 0 for lane in Lane})
-        lanes[record.lane] += 1
+    def _count_tokens(self, record: ExchangeRecord) -> None:
+        prompt, completion, cached = self._tokens_of.get(record.model) or self._tokens_of[OTHER]
+        if record.prompt_tokens:
+            prompt.inc(record.prompt_tokens)
+        if record.completion_tokens:
+            completion.inc(record.completion_tokens)
+        if record.cached_tokens:
+            cached.inc(record.cached_tokens)
+
+    def _end(self, key: tuple[str, str, int, bool]) -> Counter:
+        surface, outcome, status, stream = key
+        outcome = outcome if outcome in _OUTCOMES else OTHER
+        child = self._requests.labels(surface, outcome, _STATUSES.get(status, OTHER), "true" if stream else "false")
+        if outcome is not OTHER and status in _STATUSES:
+            self._ends[key] = child
+        return child
+
+    def _note(self, key: tuple[str, str, str]) -> Counter:
+        surface, kind, field = key
+        is_known = kind in _NOTE_KINDS and field in self.known_fields
+        child = self._notes.labels(surface, kind if kind in _NOTE_KINDS else OTHER, field if is_known else OTHER)
+        if is_known:
+            self._notes_of[key] = child
+        return child
 
     def loaded(self, model: str, seconds: float) -> None:
-        """Note how long a server took to become ready."""
-        self._load.labels(model if model in self._models else _OTHER).observe(seconds)
+        """Count a model that became ready."""
+        self._load.labels(model if model in self._models else OTHER).observe(seconds)
 
     def observer_failed(self, observer: str) -> None:
-        """Count an observer that failed."""
+        """Count an observer that raised."""
+        if observer not in self._observers and len(self._observers) >= _OBSERVERS:
+            observer = OTHER
+        self._observers.add(observer)
         self._failures.labels(observer).inc()
 
+    def auth_failed(self) -> None:
+        """Count a refused token on a route that makes no record; where there is one, `observe` counts it."""
+        self._auth.inc()
+
     def exposition(self) -> tuple[bytes, str]:
-        """Return the text for Prometheus and its media type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        """Return what Prometheus scrapes, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the sums for people."""
+        """Return the counts since the start, for people."""
+        cells = self._cells()
+        ends = cells["deck_requests_total"]
+        models: dict[str, dict[str, int]] = {}
+        for labels, value in cells["deck_tokens_total"]:
+            models.setdefault(labels["model"], {})[labels["direction"]] = value
+        routes: dict[str, dict[str, int]] = {}
+        for labels, value in cells["deck_route_requests_total"]:
+            routes.setdefault(labels["surface"], {})[labels["lane"]] = value
         return {
-            "uptime_seconds": round(time.time() - self._began),
-            "totals": dict(self._totals),
-            "models": {name: dict(sums) for name, sums in self._by_model.items()},
-            "routes": {name: dict(lanes) for name, lanes in self._by_lane.items()},
+            "uptime": round(self._clock() - self._began, 3),
+            "requests": {
+                "total": sum(value for _, value in ends),
+                "by_outcome": _sums(ends, "outcome"),
+                "by_surface": _sums(ends, "surface"),
+                "streams_open": self._watched.streams(),
+                "auth_failures": cells["deck_auth_failures_total"][0][1],
+            },
+            "tokens": _sums(cells["deck_tokens_total"], "direction"),
+            "models": {
+                name: tokens for name, tokens in sorted(models.items()) if name != OTHER or any(tokens.values())
+            },
+            "routes": {surface: dict(sorted(lanes.items())) for surface, lanes in sorted(routes.items())},
+            "notes": _sums(cells["deck_request_notes_total"], "field"),
         }
+
+    def _cells(self) -> Mapping[str, list[tuple[Mapping[str, str], int]]]:
+        """Return every counter by its sample's name."""
+        cells: defaultdict[str, list[tuple[Mapping[str, str], int]]] = defaultdict(list)
+        for family in self._registry.collect():
+            if family.type == "counter":
+                for sample in family.samples:
+                    cells[sample.name].append((sample.labels, int(sample.value)))
+        return cells
+
+
+class _Watched(Collector):
+    """Gauges that are read, not written: whoever owns the state is asked at each scrape."""
+
+    def __init__(self, models: Collection[str]) -> None:
+        self._models = models
+        self.states: States = dict
+        self.depth: Reading = lambda: 0
+        self.streams: Reading = lambda: 0
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Return nothing to check at registration."""
+        return ()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Read everything once."""
+        states = self.states()
+        servers = GaugeMetricFamily("deck_server_state", "1 for the state a server is in.", labels=["model", "state"])
+        for model in self._models:
+            current = states.get(model, ServerState.STOPPED)
+            for state in ServerState:
+                servers.add_metric([model, state.value], float(state is current))
+        yield servers
+        yield GaugeMetricFamily("deck_queue_depth", "Exchanges that wait for a slot.", value=self.depth())
+        yield GaugeMetricFamily("deck_streams_open", "Streams being answered.", value=self.streams())
+
+
+def _histogram(name: str, documentation: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, documentation, ["surface"], buckets=buckets, registry=registry)
+
+
+def _sums(cells: Iterable[tuple[Mapping[str, str], int]], label: str) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for labels, value in cells:
+        sums[labels[label]] = sums.get(labels[label], 0) + value
+    return dict(sorted(sums.items()))

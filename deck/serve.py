@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,13 +18,14 @@ from deck import __version__, logs
 from deck.app import Deck
 from deck.catalog import Catalog, shipped_dir
 from deck.config import Config, load_config
+from deck.connection import Connection
 from deck.normalize.sampling import SAMPLING_NAMES
 from deck.plugins import Plugins
 from deck.profile import unknown_sampling
 from deck.tokens import TokenStore
 
-# More header bytes than any client sends; beyond it h11 and httptools answer 400 or 431 by themselves.
 _BACKLOG = 2048
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class StartError(Exception):
@@ -71,10 +73,16 @@ def token_store(config: Config, environ: Mapping[str, str] = os.environ) -> Toke
 class _Server(uvicorn.Server):
     """Uvicorn with a limit on draining that ends streams in their wire's own error instead of cutting them."""
 
-    def __init__(self, config: uvicorn.Config, deck: Deck, drain: float) -> None:
+    def __init__(self, config: uvicorn.Config, deck: Deck, drain: float, on_started: Callable[[], None]) -> None:
         super().__init__(config)
         self._deck = deck
         self._drain = drain
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
@@ -91,7 +99,6 @@ def serve(arguments: argparse.Namespace) -> int:
     logs.configure(config.log_level, sys.stderr)
     plugins, catalog = load(config)
     tokens = token_store(config)
-    greet(config, catalog, tokens)
     deck = Deck(config, catalog, plugins, tokens, observers=[logs.ExchangeLog()])
     settings = uvicorn.Config(
         deck,
@@ -104,11 +111,11 @@ def serve(arguments: argparse.Namespace) -> int:
         backlog=_BACKLOG,
         timeout_graceful_shutdown=int(config.drain) + 5,
         timeout_keep_alive=75,
-        h11_max_incomplete_event_size=64 * 1024,
+        http=Connection,
         ws="none",
         lifespan="on",
     )
-    server = _Server(settings, deck, config.drain)
+    server = _Server(settings, deck, config.drain, lambda: greet(config, catalog, tokens))
     server.run()
     return 0 if server.started else 1
 
@@ -125,6 +132,8 @@ def greet(config: Config, catalog: Catalog, tokens: TokenStore) -> None:
         print("Make others with `deck token create NAME`.", flush=True)
     elif "DECK_TOKEN" not in os.environ:
         print("Tokens: see `deck token list`; put one in DECK_TOKEN for the line below.", flush=True)
+    if config.host not in _LOOPBACK:
+        print("Listening beyond this machine in plain HTTP: put a proxy with TLS in front.", flush=True)
     if chat:
         body = f'{{"model": "{chat[0]}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
         print(

@@ -7,6 +7,7 @@ where it is made; what is kept is its SHA-256, and 256 random bits need no slowe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import hmac
@@ -35,6 +36,7 @@ _log = logging.getLogger("deck.tokens")
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 Signature = tuple[int, int, int]
+_UNREADABLE: Signature = (-1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class _Document(Table):
 class _Known:
     """What one credential is compared with."""
 
-    digest: bytes
+    digest: bytes = dataclasses.field(repr=False)
     expires: float
     principal: Principal
 
@@ -121,7 +123,7 @@ class TokenStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token was ever made; a file that cannot be read is not empty."""
+        """Whether there is no token at all, as before the first start; a file that cannot be read is not empty."""
         return not self._known and not self._is_broken
 
     def entries(self) -> tuple[Entry, ...]:
@@ -211,7 +213,7 @@ class TokenStore:
         except OSError as exc:
             if not self._is_broken:
                 _log.error("%s cannot be read: %s; the tokens known before stay in force", self._path, exc.strerror)
-            self._is_broken = True
+            self._is_broken, self._signature = True, _UNREADABLE
             return
         if signature == self._signature:
             return

@@ -49,10 +49,15 @@ class Engine:
 
     process: subprocess.Popen[str]
     socket: Path
+    log: Path
     client: httpx.Client
 
-    def is_healthy(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether the engine has said so; `/health` is good a moment earlier."""
         assert self.process.poll() is None, "the engine ended before it was ready"
+        return "\nlistening on " in "\n" + self.log.read_text(encoding="utf-8") and self.is_healthy()
+
+    def is_healthy(self) -> bool:
         # httpcore leaks the socket when a connection is refused, so a plain one asks first.
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(self.socket)) != 0:
@@ -86,10 +91,10 @@ def running(*arguments: str, key: str | None = None) -> Iterator[Engine]:
     """Run an engine for as long as the block lasts."""
     # The path of a socket may have about a hundred bytes, which pytest's own temporary folders can exceed.
     with tempfile.TemporaryDirectory(prefix="deck-") as folder:
-        path = Path(folder) / "engine.sock"
+        path, output = Path(folder) / "engine.sock", Path(folder) / "log"
         with (
             client_of(path) as client,
-            (Path(folder) / "log").open("w", encoding="utf-8") as log,
+            output.open("w", encoding="utf-8") as log,
             subprocess.Popen(
                 command("-m", str(MODEL), "--host", str(path), *arguments),
                 cwd=ROOT,
@@ -99,9 +104,9 @@ def running(*arguments: str, key: str | None = None) -> Iterator[Engine]:
                 text=True,
             ) as process,
         ):
-            engine = Engine(process, path, client)
+            engine = Engine(process, path, output, client)
             try:
-                until(engine.is_healthy, "a healthy engine")
+                until(engine.is_ready, "a ready engine")
                 yield engine
             finally:
                 process.kill()

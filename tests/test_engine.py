@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -95,7 +97,7 @@ def test_sigterm_does_not_wait_for_a_stream() -> None:
 
 
 @needs_engine
-def test_dies_with_a_parent_that_was_killed(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_dies_with_a_parent_that_was_killed() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -111,11 +113,16 @@ def test_dies_with_a_parent_that_was_killed(tmp_path_factory: pytest.TempPathFac
             text=True,
         ) as parent,
     ):
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
         try:
             until(lambda: answers(client), "a healthy engine")
+            parent.kill()
+            until(lambda: not answers(client), "the engine's end", seconds=10)
         finally:
             parent.kill()
-        until(lambda: not answers(client), "the engine's end", seconds=10)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def answers(client: httpx.Client) -> bool:

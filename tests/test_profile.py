@@ -128,7 +128,7 @@ _FAULTS = {
     'id = "a"\n[server]\nurl = "http://u:p@x"': "server.url: must hold no user, query or fragment",
     'id = "a"\n[server]\nurl = "http://x:99999"': "server.url: Port out of range",
     'id = "a"\n[server]\nurl = "http://x"\nargs = ["-x"]': "server: args: not with url",
-    'id = "a"\nid = "b"': "(at line 2, column 9)",
+    'id = "a"\nfamily = \n': "(at line 2, column 10)",
 }
 
 

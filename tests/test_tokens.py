@@ -98,8 +98,17 @@ def test_the_file_is_replaced_durably_and_at_once(
     store.create("laptop")
     steps: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (steps.append("fsync"), fsync(fd)))
-    monkeypatch.setattr(os, "replace", lambda *names: (steps.append("replace"), replace(*names)))
+
+    def synced(descriptor: int) -> None:
+        steps.append("fsync")
+        fsync(descriptor)
+
+    def replaced(old: str, new: Path) -> None:
+        steps.append("replace")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
     store.create("phone")
     assert steps == ["fsync", "replace", "fsync"]
 
@@ -180,7 +189,7 @@ def test_a_broken_file_keeps_the_last_good_tokens(
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
     assert str(path) in caplog.text
     assert "SECRET" not in caplog.text
-    with pytest.raises(DeckError, match="tokens.json"):
+    with pytest.raises(DeckError, match=r"tokens\.json"):
         store.create("phone")
     assert path.read_bytes() == content
     path.write_bytes(good)
@@ -368,7 +377,7 @@ def test_the_command_makes_lists_and_revokes(state: Path, capsys: pytest.Capture
     assert made.out == f"{token}\n"
     assert token not in made.err
     assert "not shown again" in made.err
-    assert name_of(TokenStore(state / "tokens.json", None), token) == "ci"
+    assert name_of(TokenStore(state / "tokens.json", None), token, now=0) == "ci"
     assert mode(state / "tokens.json") == 0o600
 
     assert run("list", *where) == 0

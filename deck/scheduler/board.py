@@ -78,8 +78,10 @@ class Board:
         try:
             yield server
         finally:
-            self._execute(self._policy.release(profile.id))
-            self._watch_idle(profile)
+            # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
+            if self._servers.get(profile.id) is server:
+                self._execute(self._policy.release(profile.id))
+                self._watch_idle(profile)
 
     async def _acquire(self, profile: Profile) -> Server:
         if self._closing:

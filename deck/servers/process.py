@@ -148,12 +148,13 @@ class Process:
         argv = guarded([*binary.argv, *arguments(self.profile, self._place.address, embedded=binary.is_embedded)])
         env = environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
         output, printed = os.pipe()
+        directory = self.profile.source.absolute().parent
         options: dict[str, Any] = {
             "stdin": asyncio.subprocess.DEVNULL,
             "stdout": printed,
             "stderr": printed,
             "env": env,
-            "cwd": self.profile.source.absolute().parent,
+            "cwd": directory if directory.is_dir() else None,
             "start_new_session": True,
         }
         spawning = asyncio.ensure_future(asyncio.create_subprocess_exec(*argv, **options))
@@ -175,12 +176,12 @@ class Process:
         """Own the child and its output until both have ended."""
         draining = asyncio.create_task(_drain(output, journal))
         try:
-            code = await child.wait()
-            self._signal(signal.SIGKILL)  # whatever it started itself
-            await asyncio.wait({draining}, timeout=_DRAIN)
+            await child.wait()
         finally:
-            self._signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL)  # it, if this is cancelled with the loop; else whatever it started itself
+            code = await child.wait()
             self._pid = None
+            await asyncio.wait({draining}, timeout=_DRAIN)
             draining.cancel()
             await asyncio.gather(draining, return_exceptions=True)
             journal.close()
