@@ -20,9 +20,9 @@ _SECRETS = re.compile(
       \bdeck-[\w-]{16,}                                            # a token of Deck
     | \b(?:sk|pk|rk)-[\w-]{16,} | \bhf_\w{16,}                     # keys of the vendors that clients know
     | (?P<scheme>\b(?:bearer|basic)\s+)[^\s'",;)\]}]+
-    | (?P<header>\b(?:proxy-)?authorization['"]?\s*[:=,]\s*b?['"]?)(?!(?:bearer|basic)\s)[^\s'",;)\]}]+
+    | (?P<header>\b(?:proxy-)?authorization['"]?\s*[:=,]\s*(?:b?['"])?)(?:[\w-]+\s+)?[^\s'",;)\]}]+
     | (?P<name>\b(?:x-api-key|api[-_]?key|(?:access|auth|refresh)[-_]token|client[-_]secret|password|deck_token)
-        ['"]?\s*[:=,]\s*b?['"]?)[^\s'",;)\]}]+
+        ['"]?\s*[:=,]\s*(?:b?['"])?)[^\s'",;)\]}]+
     """,
     re.VERBOSE | re.IGNORECASE,
 )

@@ -107,6 +107,7 @@ def test_an_exchange_below_the_level_costs_nothing(stream: io.StringIO) -> None:
         "BEARER CANARY-1",
         "Basic CANARY-1=",
         "Authorization: CANARY-1",
+        "Proxy-Authorization: Token CANARY-1",
         "x-api-key: CANARY-1",
         "X-API-KEY=CANARY-1",
         "api-key: 'CANARY-1'",

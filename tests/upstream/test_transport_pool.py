@@ -368,3 +368,25 @@ def test_a_closed_transport_ends_what_runs_and_refuses_more(run: Run) -> None:
             await transport.aclose()
 
     run(main())
+
+
+def test_a_waiter_cancelled_on_its_turn_passes_the_turn_on(run: Run) -> None:
+    async def main() -> None:
+        async def unfinished(peer: Peer) -> None:
+            await peer.request()
+            if peer.number > 1:
+                await peer.send(OK)
+            await peer.closed()
+
+        async with serving(unfinished) as server, Transport(max_connections=1) as transport:
+            holder = asyncio.ensure_future(get(transport, server))
+            await server.until(lambda: len(server.requests) == 1)
+            first, second = (asyncio.ensure_future(get(transport, server)) for _ in range(2))
+            await asyncio.sleep(0)
+            transport.close_target(server.target)  # frees the only connection: it is the first waiter's turn
+            first.cancel()
+            results = await asyncio.gather(holder, first, return_exceptions=True)
+            assert [type(result) for result in results] == [httpx.ReadError, asyncio.CancelledError]
+            assert await second == (200, b"ok")
+
+    run(main())

@@ -256,6 +256,7 @@ def test_an_effort_on_a_template_without_efforts_is_reported() -> None:
             "unsupported_value",
         ),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice", "unsupported_value"),
+        ({"tools": [TOOL], "tool_choice": {"type": []}}, "tool_choice.type", "invalid_type"),
         ({"messages": []}, "messages", "unsupported_value"),
         ({"messages": None}, "messages", "missing_required_parameter"),
         ({"model": None}, "model", "missing_required_parameter"),

@@ -109,6 +109,8 @@ def _read_choice(value: Any, path: str, names: list[str]) -> ToolChoice:
     if not isinstance(value, dict):
         raise wrong_type(path, "a string or an object", value)
     kind = value.get("type")
+    if not isinstance(kind, str):
+        raise wrong_type(f"{path}.type", "a string", kind)
     if kind in _MODES and set(value) == {"type"}:
         return ToolChoice(_MODES[kind])  # type: ignore[arg-type]  # likewise
     if kind == "function":
@@ -119,8 +121,8 @@ def _read_choice(value: Any, path: str, names: list[str]) -> ToolChoice:
         mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
         if mode not in ("auto", "required") or not isinstance(listed, list):
             raise invalid(f"{path}: allowed_tools takes a mode auto or required and tools", path, "unsupported_value")
-        kept = tuple(_offered(tool.get("function", tool), path, names) for tool in listed if isinstance(tool, dict))
-        return ToolChoice(mode, kept)
+        functions = (tool.get("function", tool) if isinstance(tool, dict) else None for tool in listed)
+        return ToolChoice(mode, tuple(_offered(function, path, names) for function in functions))
     raise invalid(f"{path}: {kind!r} cannot be forced here; Deck runs no tools", path, "unsupported_value")
 
 
