@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deck import discovery
-from deck.admin import PUBLIC, Admin, send_answer
+from deck.admin import Admin, send_answer
 from deck.body import ClientGone
 from deck.catalog import Catalog
 from deck.config import Config
@@ -33,7 +33,6 @@ from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import Transport
 
 _log = logging.getLogger("deck.app")
-_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 # Clients send about thirty; each may be a credential, which costs a digest.
 _MOST_HEADERS = 128
 _MOST_HEADER_BYTES = 64 * 1024
@@ -146,9 +145,10 @@ class Deck:
         raise self._unknown(path)
 
     def _unknown(self, path: str) -> DeckError:
-        for known in discovery.NOT_IMPLEMENTED:
-            if path == known or path.startswith(known + "/"):
-                return DeckError(ErrorKind.NOT_FOUND, f"/v1{known} is not implemented by Deck")
+        missing = [known for known in discovery.NOT_IMPLEMENTED if known not in self._surfaces]
+        asked = max((known for known in missing if f"{path}/".startswith(f"{known}/")), key=len, default=None)
+        if asked is not None:
+            return DeckError(ErrorKind.NOT_FOUND, f"/v1{asked} is not implemented by Deck")
         known_paths = ", ".join(f"/v1{item}" for item in sorted(self._surfaces))
         message = f"no route {path[:100]!r}; Deck serves {known_paths}, /v1/models and /v1/capabilities"
         return DeckError(ErrorKind.NOT_FOUND, message)
@@ -210,8 +210,7 @@ def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:
 
 
 def _wrong_method(method: str, path: str) -> DeckError:
-    shown = method if method in _METHODS else method[:20]
-    return DeckError(ErrorKind.METHOD_NOT_ALLOWED, f"{shown} is not allowed on {path[:100]!r}")
+    return DeckError(ErrorKind.METHOD_NOT_ALLOWED, f"{method[:20]} is not allowed on {path[:100]!r}")
 
 
 def _plain(error: DeckError) -> dict[str, Any]:

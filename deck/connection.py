@@ -6,7 +6,7 @@ client without a token could fill the memory.
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from deck import json
 from deck.http import new_request_id
@@ -21,6 +21,7 @@ class Connection(HttpToolsProtocol):
 
     _held = 0
     _has_moved = False
+    _is_in_body = False
 
     def data_received(self, data: bytes) -> None:
         """Parse `data`; refuse when the parser holds too much that is neither a whole head nor a body."""
@@ -62,7 +63,8 @@ class Connection(HttpToolsProtocol):
         """Say nothing: clients that try WebSocket first do so at every start, and get 426."""
 
     def _refuse(self, status: int, message: str) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
             body = json.dumps({"error": error})
             head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (

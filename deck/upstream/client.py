@@ -16,6 +16,7 @@ from deck.upstream.transport import RawResponse, Target, TimeLimits, Transport
 
 _ERROR_LIMIT = 1 << 20
 _END_WAIT = 0.5
+_SETTLE = 1.0
 _CHAT = "/v1/chat/completions"
 
 
@@ -49,6 +50,13 @@ class UpstreamClient:
             return await response.next_chunk()
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
+
+    async def settle(self, response: RawResponse) -> None:
+        """Read the end of an answer that has said all, so that its connection can serve again."""
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(_SETTLE):
+                while await response.next_chunk():
+                    pass
 
     def forget(self, server: Server) -> None:
         """Close every connection to a server that is going away."""

@@ -187,7 +187,7 @@ def url_of(server: Server) -> str:
 
 
 async def turns_until(claim: Callable[[], bool]) -> None:
-    while not claim():  # noqa: ASYNC110  # the code under test has no event for this
+    while not claim():  # the code under test has no event for this
         await asyncio.sleep(0)
 
 
