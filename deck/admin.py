@@ -83,6 +83,7 @@ class Admin:
         """
         principal = self._tokens.authenticate(credentials_of(scope["headers"]), time.time())
         if principal is None:
+            self._metrics.auth_failed()
             raise DeckError(
                 ErrorKind.AUTHENTICATION,
                 "no valid token: send 'Authorization: Bearer …' or 'x-api-key: …' with one made by `deck token create`",
@@ -138,7 +139,7 @@ class Admin:
         snapshot = self._metrics.snapshot()
         if principal.models is not None:
             mine = {name: sums for name, sums in snapshot["models"].items() if principal.may_use(name)}
-            snapshot = {"uptime_seconds": snapshot["uptime_seconds"], "models": mine}
+            snapshot = {"uptime": snapshot["uptime"], "models": mine}
         return 200, {**snapshot, "queue": {"waiting": board.depth}, "servers": states}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:

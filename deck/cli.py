@@ -115,6 +115,8 @@ def _run_check(arguments: argparse.Namespace) -> int:
         print(f"{'FAILED ' if faults else 'ok     '}  {profile.id} ({profile.source})")
         for fault in faults:
             print(f"         {fault}")
+        if profile.server.memory:
+            print("         note: server.memory has no effect yet: one local model runs at a time")
     if not catalog.profiles:
         print("FAILED   no profiles: give a directory with --profiles")
     return 1 if bad or not catalog.profiles else 0

@@ -57,9 +57,6 @@ class Config(Table):
         default="info", description="least level that is logged"
     )
     compatibility: Compatibility = Field(default="strict", description="strict or lenient, for every model and token")
-    media_allow: tuple[str, ...] = Field(
-        default=(), description="hosts that Deck may fetch clients' images and audio from"
-    )
     admin: AdminSettings = AdminSettings()
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
 

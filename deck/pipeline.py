@@ -150,6 +150,8 @@ class Pipeline:
                         raise events[0].error
                     has_begun = True
                     yield events
+                    if isinstance(events[-1], Failed):
+                        return
                 await self._client.settle(response)
 
     async def _next(self, server: Server, response: Any, decoder: Decoder) -> list[Event]:

@@ -159,7 +159,7 @@ class Board:
 
     async def _watch_end(self, name: str, server: Server) -> None:
         await server.wait_ended()
-        if server.state is ServerState.DRAINING or self._servers.get(name) is not server:
+        if server.state is not ServerState.FAILED or self._servers.get(name) is not server:
             return
         _log.error("model %s ended by itself: %s", name, server.reason)
         self._on_gone(server)

@@ -132,7 +132,7 @@ async def until(claim: Callable[[], Any], seconds: float = DEADLINE / 2) -> Any:
 
 async def depth(client: httpx.AsyncClient) -> int:
     """Return how many exchanges wait in Deck's queue."""
-    found: int = (await client.get("/v1/stats")).raise_for_status().json()["queue"]
+    found: int = (await client.get("/v1/stats")).raise_for_status().json()["queue"]["waiting"]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -126,7 +127,18 @@ CASES = [
     ),
     Case(
         "B118-comments-and-empty-data",
-        [comment(), role(), comment(), content("A"), b"data:\n\n", b"data: \n\n", comment(), content("B"), finish(), *END],
+        [
+            comment(),
+            role(),
+            comment(),
+            content("A"),
+            b"data:\n\n",
+            b"data: \n\n",
+            comment(),
+            content("B"),
+            finish(),
+            *END,
+        ],
         Said("AB"),
     ),
     Case(
@@ -218,8 +230,6 @@ async def test_any_script_gives_the_same_streamed_and_buffered(rig: Rig, seed: i
 @bounded
 async def test_each_chunk_is_forwarded_before_the_next_exists(rig: Rig) -> None:
     """B116: offering tools holds nothing back."""
-    import asyncio
-
     words = [f"word{number} " for number in range(20)]
     gates = [asyncio.Event() for _ in words]
     steps: list[Step] = [role()]
@@ -235,8 +245,6 @@ async def test_each_chunk_is_forwarded_before_the_next_exists(rig: Rig) -> None:
 
 @bounded
 async def test_a_fragment_of_a_call_is_forwarded_before_the_next_exists(rig: Rig) -> None:
-    import asyncio
-
     gate = asyncio.Event()
     steps: list[Step] = [role(), tool(0, "a1", "read_note", '{"path":"first'), gate, tool(0, None, None, ' second"}')]
     async with rig.fake(Reply(steps=[*steps, finish("tool_calls"), *END])), rig.client() as client:
