@@ -124,9 +124,7 @@ class Admin:
         return 200, discovery.entry(match.profile, self._pipeline.board, name if match.via == "alias" else None)
 
     async def _exposition(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
-        if principal.models is not None:
-            message = "this token is limited to some models, and /metrics shows them all; use one that is not"
-            raise DeckError(ErrorKind.PERMISSION, message)
+        _need_operator(principal)
         return self._shown_metrics()
 
     def _shown_metrics(self) -> Answer:
@@ -134,13 +132,10 @@ class Admin:
         return 200, Raw(content, kind or _EXPOSITION)
 
     async def _stats(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        _need_operator(principal)
         board = self._pipeline.board
-        states = {name: state.value for name, state in board.states().items() if principal.may_use(name)}
-        snapshot = self._metrics.snapshot()
-        if principal.models is not None:
-            mine = {name: sums for name, sums in snapshot["models"].items() if principal.may_use(name)}
-            snapshot = {"uptime": snapshot["uptime"], "models": mine}
-        return 200, {**snapshot, "queue": {"waiting": board.depth}, "servers": states}
+        states = {name: state.value for name, state in board.states().items()}
+        return 200, {**self._metrics.snapshot(), "queue": {"waiting": board.depth}, "servers": states}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         content = await read_body(scope, receive, limit=self._config.body_limit, timeout=self._config.body_timeout)
@@ -182,6 +177,12 @@ def explain(pipeline: Pipeline, surface: Surface, body: dict[str, Any], principa
             {"kind": note.kind.value, "path": note.path, "reason": note.detail} for note in exchange.report.notes
         ],
     }
+
+
+def _need_operator(principal: Principal) -> None:
+    if not principal.admin:
+        message = "this route is for operators: use a token made by `deck token create NAME --admin`"
+        raise DeckError(ErrorKind.PERMISSION, message)
 
 
 def shown(value: Any) -> Any:

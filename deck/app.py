@@ -74,7 +74,7 @@ class Deck:
             on_gone=client.forget,
             on_load=self.metrics.loaded,
         )
-        self.metrics.watch(self.board.states, lambda: self.board.depth)
+        self.metrics.watch(self.board.states, lambda: self.board.depth, lambda: self.endpoint.streams)
         self.pipeline = Pipeline(catalog, plugins, self.board, client, lenient=config.compatibility == "lenient")
         watching = [self.metrics, *observers, *plugins.observers]
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)

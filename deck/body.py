@@ -23,11 +23,18 @@ _ZSTD_SLICE = 256
 # https://www.rfc-editor.org/rfc/rfc9659: a zstd content coding has a window of at most 8 MB.
 _ZSTD_WINDOW = 8 * 1024 * 1024
 _MOST_CODINGS = 2
+# Each member or frame costs a new decoder, even an empty one of nine bytes; bgzip makes one for each 64 KiB.
+_MOST_MEMBERS = 4096
 _ACCEPTED = "accepted are gzip, deflate, zstd, at most two of them, and identity"
 
 
 class ClientGone(Exception):
     """The client left before its body was complete; there is nobody to answer."""
+
+
+class _TooManyMembers(Exception):
+    def __init__(self) -> None:
+        super().__init__(f"it has more than {_MOST_MEMBERS} members")
 
 
 class _Coding(Protocol):
@@ -166,7 +173,7 @@ class _Decoding:
                     raise _too_large(f"the body is, decoded from {self._names[stage]},", self._limit)
                 for part in _slices(piece, _PIECE):
                     yield from self._through(stage + 1, part)
-        except (zlib.error, zstandard.ZstdError) as exc:
+        except (zlib.error, zstandard.ZstdError, _TooManyMembers) as exc:
             raise invalid(f"the body is not valid {self._names[stage]}, as Content-Encoding says: {exc}") from exc
 
     def end(self) -> None:
@@ -183,11 +190,12 @@ class _Zlib:
     def __init__(self, wbits: int) -> None:
         self._wbits = wbits
         self._stream = zlib.decompressobj(wbits)
-        self._is_fresh = True
+        self._members = 1
 
     def feed(self, content: bytes) -> Iterator[bytes]:
         while content:
             if self._stream.eof:
+                self._members = _next_member(self._members)
                 self._stream = zlib.decompressobj(self._wbits)
             piece = self._stream.decompress(content, _PIECE)
             while piece:
@@ -229,12 +237,14 @@ class _Zstd:
     def __init__(self) -> None:
         self._maker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
         self._stream = self._maker.decompressobj()
+        self._members = 1
 
     def feed(self, content: bytes) -> Iterator[bytes]:
         for part in _slices(content, _ZSTD_SLICE):
             rest = part
             while rest:
                 if self._stream.eof:
+                    self._members = _next_member(self._members)
                     self._stream = self._maker.decompressobj()
                 yield self._stream.decompress(rest)
                 rest = self._stream.unused_data if self._stream.eof else b""
@@ -242,6 +252,12 @@ class _Zstd:
     def end(self) -> None:
         if not self._stream.eof:
             raise EOFError
+
+
+def _next_member(members: int) -> int:
+    if members == _MOST_MEMBERS:
+        raise _TooManyMembers
+    return members + 1
 
 
 def _slices(content: bytes, size: int) -> Iterator[bytes]:

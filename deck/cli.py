@@ -13,7 +13,7 @@ from deck.catalog import CatalogError
 from deck.config import Config, ConfigError
 from deck.contracts import Facts
 from deck.errors import DeckError
-from deck.plugins import PluginError
+from deck.plugins import PluginError, Plugins
 from deck.profile import ProfileError
 from deck.serve import StartError, configuration, load, serve
 
@@ -57,7 +57,16 @@ def parser() -> argparse.ArgumentParser:
     _profiles(commands)
     _plugins(commands)
     cli_token.add(commands)
+    _add_plugin_commands(commands)
     return top
+
+
+def _add_plugin_commands(commands: Any) -> None:
+    try:
+        Plugins(Config()).add_commands(commands)
+    except PluginError as exc:
+        # The commands that need plugins say so themselves; the others must go on, to find out what is wrong.
+        print(f"deck: {exc}", file=sys.stderr)
 
 
 def _sources(command: argparse.ArgumentParser) -> None:
@@ -117,6 +126,8 @@ def _run_check(arguments: argparse.Namespace) -> int:
             print(f"         {fault}")
         if profile.server.memory:
             print("         note: server.memory has no effect yet: one local model runs at a time")
+        if profile.kind != "chat":
+            print(f"         note: models of kind {profile.kind!r} are listed, and no route serves them yet")
     if not catalog.profiles:
         print("FAILED   no profiles: give a directory with --profiles")
     return 1 if bad or not catalog.profiles else 0

@@ -116,7 +116,7 @@ class Route:
     """A path of a surface, without the `/v1` prefix, and what it does there."""
 
     path: str
-    method: Literal["POST", "GET"] = "POST"
+    method: Literal["POST"] = "POST"
     operation: str = "generate"
 
 
@@ -130,10 +130,14 @@ class ParseOptions:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A client's request in canonical form, and what its surface must remember to answer it."""
+    """A client's request in canonical form, and what its surface must remember to answer it.
+
+    `paths` tells where the client wrote a sampling field, where that is not its canonical name.
+    """
 
     request: ChatRequest
     reply: Any
+    paths: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,6 +162,8 @@ def entry(profile: Profile, board: Board, shown_as: str | None = None) -> dict[s
         "type": "model",
         "display_name": profile.description or profile.id,
         "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+        "max_input_tokens": known["context"],
         "aliases": list(profile.aliases),
         "context_length": known["context"],
         "max_model_len": known["context"],

@@ -34,10 +34,11 @@ NOBODY = Principal(name="", models=None, admin=False, compatibility=None)
 class _Running:
     """An exchange that can be ended from outside; `why` says who did."""
 
-    __slots__ = ("task", "why")
+    __slots__ = ("is_stream", "task", "why")
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
+        self.is_stream = False
         self.why: Literal["", "client", "shutdown"] = ""
 
     def cancel(self, why: Literal["client", "shutdown"]) -> None:
@@ -70,6 +71,11 @@ class Endpoint:
     def running(self) -> int:
         """How many exchanges run."""
         return len(self._running)
+
+    @property
+    def streams(self) -> int:
+        """How many answers are being streamed."""
+        return sum(running.is_stream for running in self._running)
 
     def abort_all(self) -> None:
         """End every exchange with its wire's own error: Deck stops and the time for draining is over."""
@@ -204,6 +210,7 @@ class _Serving:
 
     async def _stream(self) -> None:
         assert self.exchange.parsed is not None
+        self.running.is_stream = True
         projector = self.surface.projector(self.exchange.parsed, self._head())
         self.feed = feed = projector.feed
         reply = self.reply

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from deck import json
 from deck.canon.events import Event, Failed
@@ -27,6 +27,7 @@ from deck.upstream.decode import Decoder
 from deck.upstream.encode import encode
 
 _LENIENT = "lenient"
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class Pipeline:
         self._client = client
         self._lenient = lenient
         self._clock = clock
+        self._families: dict[str, tuple[Facts, Family, str]] = {}
 
     def prepare(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """Parse the body, resolve its model, and check what can be checked before anything is started.
@@ -88,9 +90,9 @@ class Pipeline:
         lenient = self._lenient or _LENIENT in (exchange.principal.compatibility, profile and profile.compatibility)
         allowed = frozenset(profile.template_kwargs) if profile else frozenset()
         options = ParseOptions(lenient=lenient, template_kwargs=allowed)
-        exchange.parsed = exchange.surface.parse(body, exchange.report, options)
-        assert profile is not None, "a surface accepted a body without a model"
         exchange.profile = profile
+        exchange.parsed = _plugin(exchange.surface.name, exchange.surface.parse, body, exchange.report, options)
+        assert profile is not None, "a surface accepted a body without a model"
         exchange.model = exchange.parsed.request.model
         _check_declared(exchange.parsed.request, profile)
 
@@ -116,13 +118,21 @@ class Pipeline:
         assert exchange.parsed is not None
         assert exchange.profile is not None
         profile, report, request = exchange.profile, exchange.report, exchange.parsed.request
-        family, why = self.plugins.family(profile, facts)
-        request = apply_profile(request, profile, family.defaults(), report)
+        family, why = self._family(profile, facts)
+        defaults = _plugin(family.name, family.defaults)
+        request = apply_profile(request, profile, defaults, report, exchange.parsed.paths)
         for step in self.plugins.steps:
             request = _plugin(step.name, step.apply, request, profile, report)
         request = _plugin(family.name, family.adapt, request, facts, report)
         _check_measured(request, facts)
         return Shaped(request, family, why, encode(request, context=facts.context or profile.server.ctx_size))
+
+    def _family(self, profile: Profile, facts: Facts) -> tuple[Family, str]:
+        """Return the model's family, chosen once for the facts of each run of its server."""
+        known = self._families.get(profile.id)
+        if known is None or known[0] is not facts:
+            known = self._families[profile.id] = (facts, *self.plugins.family(profile, facts))
+        return known[1], known[2]
 
     async def events(self, exchange: Exchange) -> AsyncGenerator[list[Event], None]:
         """Run the exchange: wait for its server, forward, and give its events as they come.
@@ -137,13 +147,13 @@ class Pipeline:
             exchange.granted, exchange.server = self._clock(), server
             shaped = self.shape(exchange, server.facts)
             decoder = Decoder(seed=exchange.seed, prefill_only=shaped.request.is_prefill_only)
-            filtered = shaped.family.filter(shaped.request)
+            filtered = _plugin(shaped.family.name, shaped.family.filter, shaped.request)
             async with self._client.chat(server, json.dumps(shaped.body)) as response:
                 has_begun = False
                 while not decoder.finished:
                     events = await self._next(server, response, decoder)
                     if filtered is not None:
-                        events = _filter(filtered, events)
+                        events = _plugin(shaped.family.name, _filter, filtered, events)
                     if not events:
                         continue
                     if not has_begun and isinstance(events[0], Failed):
@@ -163,7 +173,7 @@ class Pipeline:
         return decoder.feed(chunk) if chunk else decoder.end()
 
 
-def _plugin(name: str, call: Callable[..., ChatRequest], *arguments: Any) -> ChatRequest:
+def _plugin(name: str, call: Callable[..., _Result], *arguments: Any) -> _Result:
     try:
         return call(*arguments)
     except DeckError:

@@ -44,6 +44,7 @@ class Plugins:
         self._config = config
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
+        self._owners: dict[tuple[str, str], list[str]] = {}
         self.loaded: tuple[Loaded, ...] = tuple(
             self._load(point)
             for point in sorted(
@@ -51,8 +52,8 @@ class Plugins:
                 key=lambda point: point.name,
             )
         )
-        self.surfaces: Mapping[str, Surface] = _named(self._call("deck_register_surfaces", Surface), "surface")
-        self.families: Mapping[str, Family] = _named(self._call("deck_register_families", Family), "family")
+        self.surfaces: Mapping[str, Surface] = self._named("deck_register_surfaces", Surface, "surface")
+        self.families: Mapping[str, Family] = self._named("deck_register_families", Family, "family")
         self.steps: Sequence[Step] = sorted(
             self._call("deck_register_steps", Step), key=lambda step: (step.phase, step.name)
         )
@@ -82,15 +83,43 @@ class Plugins:
             try:
                 results = list(implementation.function(**self._arguments(implementation)) or ())
             except Exception as exc:
-                raise PluginError(f"plugin {implementation.plugin_name!r}: {hook} failed: {exc}") from exc
+                raise self._fault(implementation, f"{hook} failed: {exc}") from exc
             for result in results:
                 if not isinstance(result, protocol):
-                    raise PluginError(
-                        f"plugin {implementation.plugin_name!r}: {hook} returned {type(result).__name__}, "
-                        f"which is not a {protocol.__name__}"
-                    )
+                    what = f"{hook} returned {type(result).__name__}, which is not a {protocol.__name__}"
+                    raise self._fault(implementation, what)
+                if isinstance(getattr(result, "name", None), str):
+                    self._owners[hook, result.name] = [
+                        *self._owners.get((hook, result.name), []),
+                        self._who(implementation),
+                    ]
             found += results
         return found
+
+    def _ask(self, hook: str, **arguments: Any) -> Any:
+        caller = getattr(self._manager.hook, hook)
+        try:
+            return caller(**arguments)
+        except Exception as exc:
+            asked = " or ".join(self._who(implementation) for implementation in caller.get_hookimpls())
+            raise PluginError(f"{asked}: {hook} failed: {exc}; repair or uninstall it") from exc
+
+    def _who(self, implementation: Any) -> str:
+        loaded = next((item for item in self.loaded if item.name == implementation.plugin_name), None)
+        source = f" of {loaded.distribution} {loaded.version}".rstrip() if loaded else ""
+        return f"plugin {implementation.plugin_name!r}{source}"
+
+    def _fault(self, implementation: Any, what: str) -> PluginError:
+        return PluginError(f"{self._who(implementation)}: {what}; repair or uninstall it")
+
+    def _named(self, hook: str, protocol: Any, what: str) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        for item in self._call(hook, protocol):
+            if item.name in named:
+                owners = " and ".join(self._owners[hook, item.name])
+                raise PluginError(f"a {what} named {item.name!r} is registered twice: by {owners}; uninstall one")
+            named[item.name] = item
+        return named
 
     def _arguments(self, implementation: Any) -> dict[str, Any]:
         return {name: self._config for name in implementation.argnames if name == "config"}
@@ -107,25 +136,25 @@ class Plugins:
 
     def profile_dirs(self) -> list[Path]:
         """Return the directories of profiles that plugins bring."""
-        hook = self._manager.hook.deck_profile_dirs
-        return [Path(item) for result in hook(config=self._config) for item in result]
+        found = self._ask("deck_profile_dirs", config=self._config)
+        return [Path(item) for result in found for item in result]
 
     def add_commands(self, subparsers: Any) -> None:
         """Let plugins add subcommands."""
-        self._manager.hook.deck_add_commands(subparsers=subparsers)
+        self._ask("deck_add_commands", subparsers=subparsers)
 
     def launcher(self, profile: Profile) -> Launcher | None:
         """Return a plugin's launcher for the profile, None = Deck's own."""
-        found: Launcher | None = self._manager.hook.deck_make_launcher(profile=profile, config=self._config)
+        found: Launcher | None = self._ask("deck_make_launcher", profile=profile, config=self._config)
         return found
 
     def policy(self) -> Any:
         """Return a plugin's scheduling policy, None = Deck's own."""
-        return self._manager.hook.deck_make_policy(config=self._config)
+        return self._ask("deck_make_policy", config=self._config)
 
     def lifespans(self, services: Mapping[str, Any]) -> list[Any]:
         """Return the async contexts to enter at start-up."""
-        return list(self._manager.hook.deck_lifespan(services=services))
+        return list(self._ask("deck_lifespan", services=services))
 
     def family(self, profile: Profile, facts: Facts) -> tuple[Family, str]:
         """Return the family of a model and why: the profile names it, a plugin chose it by facts, or it is generic.
@@ -135,19 +164,10 @@ class Plugins:
         """
         name, why = profile.family, "the profile names it"
         if name is None:
-            name, why = self._manager.hook.deck_choose_family(profile=profile, facts=facts), "chosen from facts"
+            name, why = self._ask("deck_choose_family", profile=profile, facts=facts), "chosen from facts"
         if name is None:
             name, why = "generic", "nothing chose another"
         if name not in self.families:
             known = ", ".join(sorted(self.families))
             raise PluginError(f"profile {profile.id!r}: no family named {name!r}; known: {known}")
         return self.families[name], why
-
-
-def _named(items: Iterable[Any], what: str) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    for item in items:
-        if item.name in named:
-            raise PluginError(f"two plugins register a {what} named {item.name!r}")
-        named[item.name] = item
-    return named

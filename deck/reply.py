@@ -25,7 +25,7 @@ class Reply:
         headers: gives the headers every answer carries, asked when the answer starts.
     """
 
-    __slots__ = ("_beat", "_headers", "_last", "_send", "_task", "_timer", "status")
+    __slots__ = ("_headers", "_is_writing", "_last", "_send", "_task", "_timer", "status")
 
     def __init__(self, send: Send, headers: Callable[[], Iterable[tuple[bytes, bytes]]]) -> None:
         self._send = send
@@ -33,7 +33,7 @@ class Reply:
         self.status: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._beat: Callable[[], bytes] | None = None
+        self._is_writing = False
         self._last = 0.0
 
     @property
@@ -55,7 +55,15 @@ class Reply:
         await self._send({"type": "http.response.body", "body": content})
 
     async def frames(self, data: bytes) -> None:
-        """Send frames of a stream, starting it with 200 if need be."""
+        """Send frames of a stream, starting it with 200 if need be; they follow a heartbeat that is on its way."""
+        self._is_writing = True
+        try:
+            await self.settle()
+            await self._write(data)
+        finally:
+            self._is_writing = False
+
+    async def _write(self, data: bytes) -> None:
         self._last = asyncio.get_running_loop().time()
         if self.status is None:
             self.status = 200
@@ -67,6 +75,7 @@ class Reply:
     async def end(self) -> None:
         """End the stream."""
         self.quiet()
+        await self.settle()
         await self._send({"type": "http.response.body", "body": _NO_BODY, "more_body": False})
 
     def beat(self, interval: float, frame: Callable[[], bytes | None]) -> None:
@@ -76,10 +85,12 @@ class Reply:
 
         def tick() -> None:
             silent = loop.time() - self._last
-            if silent + 0.001 >= interval and (self._task is None or self._task.done()):
+            # While a write waits for a slow client a heartbeat would only overtake it.
+            is_free = not self._is_writing and (self._task is None or self._task.done())
+            if silent + 0.001 >= interval and is_free:
                 data = frame()
                 if data:
-                    self._task = loop.create_task(self.frames(data))
+                    self._task = loop.create_task(self._write(data))
                 silent = 0.0
             self._timer = loop.call_later(max(interval - silent, 0.01), tick)
 

@@ -62,6 +62,10 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
         if profile.family is not None and profile.family not in plugins.families:
             known = ", ".join(sorted(plugins.families))
             raise StartError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
+    for family in plugins.families.values():
+        unknown = sorted(set(family.defaults()) - SAMPLING_NAMES)
+        if unknown:
+            raise StartError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
     return plugins, catalog
 
 
@@ -96,7 +100,7 @@ class _Server(uvicorn.Server):
 def serve(arguments: argparse.Namespace) -> int:
     """Run until a signal; return the exit status."""
     config = configuration(arguments)
-    logs.configure(config.log_level, sys.stderr)
+    logs.configure(config.log_level, sys.stderr, secrets=[os.environ.get("DECK_TOKEN", "")])
     plugins, catalog = load(config)
     tokens = token_store(config)
     deck = Deck(config, catalog, plugins, tokens, observers=[logs.ExchangeLog()])

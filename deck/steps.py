@@ -14,34 +14,41 @@ from deck.canon.request import ChatRequest
 from deck.normalize.report import Report
 from deck.profile import Profile
 
+_NO_PATHS: Mapping[str, str] = {}
+
 
 def apply_profile(
-    request: ChatRequest, profile: Profile, family_defaults: Mapping[str, Any], report: Report
+    request: ChatRequest,
+    profile: Profile,
+    family_defaults: Mapping[str, Any],
+    report: Report,
+    paths: Mapping[str, str] = _NO_PATHS,
 ) -> ChatRequest:
-    """Return the request as the profile shapes it; the profile itself is never changed."""
+    """Return the request as the profile shapes it; `paths` are the client's own, for the notes."""
     if not (family_defaults or profile.defaults or profile.force or profile.drop or profile.limits):
         return request
     sampling = {**family_defaults, **profile.defaults, **request.sampling}
     for name, value in profile.force.items():
         if name in request.sampling and request.sampling[name] != value:
-            report.changed(name, "the profile forces a value", shown=f"{name}={_shown(request.sampling[name])}>{value}")
+            shown = f"{paths.get(name, name)}={_shown(request.sampling[name])}>{value}"
+            report.changed(paths.get(name, name), "the profile forces a value", shown=shown, field=name)
         sampling[name] = value
     for name in profile.drop:
         if sampling.pop(name, None) is not None and name in request.sampling:
-            report.ignored(name, "the profile drops it")
+            report.ignored(paths.get(name, name), "the profile drops it", field=name)
     for name, limit in profile.limits.items():
-        _limit(sampling, name, limit, report)
+        _limit(sampling, name, limit, report, paths.get(name, name))
     return replace(request, sampling=sampling)
 
 
-def _limit(sampling: dict[str, Any], name: str, limit: float, report: Report) -> None:
+def _limit(sampling: dict[str, Any], name: str, limit: float, report: Report, path: str) -> None:
     value = sampling.get(name)
     if value is None and name == "max_tokens":
         sampling[name] = limit
         report.changed(name, "the profile limits the answer's length", shown=f"{name}>{limit}")
     elif isinstance(value, int | float) and not isinstance(value, bool) and value > limit:
         sampling[name] = limit
-        report.changed(name, "clamped to the profile's limit", shown=f"{name}={value}>{limit}")
+        report.changed(path, "clamped to the profile's limit", shown=f"{path}={value}>{limit}", field=name)
 
 
 def _shown(value: Any) -> str:

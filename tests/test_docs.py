@@ -125,6 +125,8 @@ def test_every_key_of_the_configuration_is_in_the_operations_page() -> None:
     keys = [name for name, field in Config.model_fields.items() if not field.exclude and name != "admin"]
     keys += [f"[admin] {name}" for name in AdminSettings.model_fields]
     assert [key for key in keys if f"`{key}`" not in text] == []
+    written = re.findall(r"^\| `([a-z_\[\] ]+)` \|", text, re.MULTILINE)
+    assert [key for key in written if key not in keys] == []
 
 
 def test_defaults_in_the_operations_page_are_the_real_ones() -> None:

@@ -204,14 +204,16 @@ def test_a_hook_that_raises_names_plugin_and_hook(config: Config, install: Insta
         @hookimpl
         def deck_register_families(config): raise RuntimeError("no licence")
     """
-    with pytest.raises(PluginError, match=r"'angry': deck_register_families failed: no licence"):
+    with pytest.raises(PluginError, match=r"'angry' of deck-demo 1.2: deck_register_families failed: no licence"):
         Plugins(config, entry_points=[install("angry", source)])
 
 
 @pytest.mark.parametrize("hook", ["surfaces", "families", "steps", "observers"])
 def test_a_hook_that_returns_something_else_is_refused(config: Config, install: Install, hook: str) -> None:
     source = f"from deck.api import hookimpl\n@hookimpl\ndef deck_register_{hook}(config): return ['a string']"
-    with pytest.raises(PluginError, match=rf"'odd': deck_register_{hook} returned str, which is not a"):
+    with pytest.raises(
+        PluginError, match=rf"'odd' of deck-demo 1.2: deck_register_{hook} returned str, which is not a"
+    ):
         Plugins(config, entry_points=[install("odd", source)])
 
 

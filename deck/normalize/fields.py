@@ -176,18 +176,18 @@ class Reader:
         self, field: Field, key: str, value: Any, where: str, values: dict[str, Any], paths: dict[str, str]
     ) -> None:
         name = field.name
-        if name in values:
-            if values[name] != value or isinstance(values[name], bool) != isinstance(value, bool):
-                raise invalid(f"{paths[name]!r} and {where!r} say different things; send one of them", where)
-            return
-        values[name], paths[name] = value, where
         if key != name:
             self.report.changed(where, f"is read as {name}", shown=f"{where}>{name}", field=name)
+        if name not in values:
+            values[name], paths[name] = value, where
+        elif values[name] != value or isinstance(values[name], bool) != isinstance(value, bool):
+            raise invalid(f"{paths[name]!r} and {where!r} say different things; send one of them", where)
 
     def _unmapped(self, field: Field, value: Any, where: str) -> None:
         match field.treatment:
             case Treatment.ANNOTATION:
-                self.report.ignored(where, field.reason, field=field.name)
+                if value is not None:
+                    self.report.ignored(where, field.reason, field=field.name)
             case Treatment.TOLERATED:
                 if value is not None and not _among(value, field.allowed) and not (self.lenient and field.hint):
                     allowed = ", ".join(_json(item) for item in field.allowed) or "null"

@@ -150,7 +150,7 @@ class Policy:
         self._queue = [ticket for ticket in self._queue if now - ticket.since <= self._wait]
         commands: list[Command] = []
         for ticket in late:
-            message = f"waited {self._wait:.0f} s for {ticket.profile!r} and it did not become free; try again later"
+            message = f"waited {self._wait:g} s for {ticket.profile!r} and it did not become free; try again later"
             commands.append(Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, retry_after=10)))
         return [*commands, *self._advance()] if commands else []
 

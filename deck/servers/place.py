@@ -44,6 +44,8 @@ def make_place(name: str, state: Path) -> Place:
         OSError: a directory cannot be made or is not private.
     """
     slug = file_name(name)
+    # Not `private`: a directory that was there before, as /tmp, stays as its owner wants it.
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = private(state / "logs") / f"{slug}.log"
     config_home = private(state / "empty")
     if not hasattr(socket, "AF_UNIX"):

@@ -201,7 +201,7 @@ class Process:
                 self._check_own(props)
                 self._facts = facts_of(props, await self._metadata(probe))
         except TimeoutError:
-            message = f"was not ready after {limit:.0f} s; see [server] load_timeout in {self.profile.source}"
+            message = f"was not ready after {limit:g} s; see [server] load_timeout in {self.profile.source}"
             raise self._failure(self._told(message)) from None
         except httpx.HTTPError as exc:
             await self._raise_if_ended()
@@ -259,8 +259,9 @@ class Process:
         line = telling_line(tail)
         if line is None:
             return f"{what}; it printed nothing"
-        return f"{what}: {line}\nlast lines of {self._journal.path if self._journal else 'its log'}:\n" + "\n".join(
-            tail
+        return (
+            f"{what}: {line}\nlast lines of {self._journal.path.name if self._journal else 'its log'}:\n"
+            + "\n".join(tail)
         )
 
     def _signal(self, number: int) -> None:

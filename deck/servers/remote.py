@@ -72,7 +72,7 @@ class Remote:
             async with asyncio.timeout(self.profile.server.load_timeout):
                 self._facts = await self._ask()
         except TimeoutError:
-            raise self._failed(f"did not answer in {self.profile.server.load_timeout:.0f} s") from None
+            raise self._failed(f"did not answer in {self.profile.server.load_timeout:g} s") from None
         except httpx.HTTPError as exc:
             raise self._failed(str(exc) or type(exc).__name__) from exc
         except asyncio.CancelledError:

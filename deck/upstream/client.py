@@ -101,13 +101,14 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
     name = server.profile.id
     if isinstance(exc, httpx.ReadTimeout | httpx.WriteTimeout):
         seconds = server.profile.server.stall_timeout
-        message = f"the llama-server of {name!r} was silent for {seconds:.0f} s; its log tells more"
+        message = f"the llama-server of {name!r} was silent for {seconds:g} s; its log tells more"
         return DeckError(ErrorKind.UPSTREAM_TIMEOUT, message)
     if isinstance(exc, httpx.PoolTimeout):
         return DeckError(ErrorKind.RATE_LIMIT, f"too many connections to {name!r}; try again later", retry_after=5)
-    # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(server.wait_ended(), _END_WAIT)
+    if server.profile.server.url is None:
+        # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.wait_ended(), _END_WAIT)
     reason = server.reason or f"{type(exc).__name__}: {exc}"
     kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
     return DeckError(kind, f"the llama-server of {name!r} broke off: {reason}", retry_after=2)

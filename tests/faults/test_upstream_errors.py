@@ -130,19 +130,18 @@ async def test_a_refusal_is_an_envelope_with_its_status(
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "buffered"])
 @bounded
 async def test_a_connection_that_ends_before_the_head_is_an_error(rig: Rig, stream: bool) -> None:
-    replies = [say("Hello")]
+    """On a fresh connection the request is not sent twice: it may be what brought the server down."""
 
     def script(request: Received) -> Reply:
-        if len(fake.chats) % 2:
+        if len(fake.chats) == 1:
             raise ConnectionResetError
-        return replies[0]
+        return say("Hello")
 
     async with rig.acting(script) as fake, rig.client() as client:
-        for _ in range(2):
-            answer = await post(client, stream=stream)
-            assert answer.status_code == 502, answer.text
-            await works(client)
-        assert len(fake.chats) == 4, "a request that may have been processed is not sent twice"
+        answer = await post(client, stream=stream)
+        assert answer.status_code == 502, answer.text
+        assert len(fake.chats) == 1
+        await works(client)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "buffered"])

@@ -205,7 +205,7 @@ class TestLimitedToModels:
         assert "m1" in error["message"]
         assert "m2" not in error["message"]
 
-    @pytest.mark.parametrize("path", ["/v1/models", "/v1/capabilities", "/v1/stats"])
+    @pytest.mark.parametrize("path", ["/v1/models", "/v1/capabilities"])
     def test_nothing_shows_the_others(self, deck: App, token: str, path: str) -> None:
         assert deck.chat(json={**BODY, "model": "m2"}).status_code == 200
         assert deck.chat().status_code == 200
@@ -219,8 +219,17 @@ class TestLimitedToModels:
         absent = error_of(deck.send("GET", "/v1/models/m3", token=token), 404)
         assert hidden == {**absent, "message": absent["message"].replace("m3", "m2")}
 
-    def test_metrics_show_all_models_and_are_forbidden(self, deck: App, token: str) -> None:
-        error_of(deck.send("GET", "/metrics", token=token), 403)
+    def test_what_shows_all_models_is_forbidden(self, deck: App, token: str) -> None:
+        for path in ("/metrics", "/v1/metrics", "/v1/stats"):
+            assert "--admin" in error_of(deck.send("GET", path, token=token), 403)["message"]
 
     def test_explain_is_forbidden_for_another_model(self, deck: App, token: str) -> None:
         error_of(deck.send("POST", "/deck/explain", token=token, json={**BODY, "model": "m2"}), 403)
+
+
+def test_what_observes_deck_is_for_operators(deck: App) -> None:
+    _, token = deck.tokens.create("laptop")
+    _, operator = deck.tokens.create("operator", admin=True)
+    for path in ("/metrics", "/v1/stats"):
+        error_of(deck.send("GET", path, token=token), 403)
+        assert deck.send("GET", path, token=operator).status_code == 200

@@ -148,7 +148,7 @@ def test_a_failed_load_says_why(run: Run, config: Config, make_profile: MakeProf
 def test_one_that_never_gets_ready_is_ended(run: Run, config: Config, make_profile: MakeProfile) -> None:
     async def main() -> None:
         server = Process(make_profile("--fake-unhealthy", "1000000", load_timeout="800ms"), config)
-        with pytest.raises(DeckError, match=r"was not ready after 1 s; see \[server\] load_timeout"):
+        with pytest.raises(DeckError, match=r"was not ready after 0.8 s; see \[server\] load_timeout"):
             await server.start()
         assert server.state is ServerState.FAILED
         assert server.pid is None

@@ -89,7 +89,7 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     if reply.token_ids and logprobs is None:
         # llama-server gives the ids of streamed tokens only beside their logprobs.
         request = replace(request, logprobs=0)
-    return Parsed(request, reply)
+    return Parsed(request, reply, fields.paths)
 
 
 def _sampling(fields: Values) -> dict[str, Any]:
