@@ -108,7 +108,7 @@ class Talk:
     def key(self) -> str:
         """Return a key of a JSON object."""
         if self._rng.random() < 0.7:
-            return self._rng.choice([*PHRASES["parameters"], *PHRASES["number_parameters"], *PHRASES["json_keys"]])
+            return self._phrases.pick(self._rng.choice(["parameters", "number_parameters", "json_keys"]))
         return self._phrases.word().lower().replace(" ", "_")
 
     def json_value(self, *, nested: bool = False) -> Any:

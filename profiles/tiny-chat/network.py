@@ -77,7 +77,8 @@ class Block(nn.Module):
         seen = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
         x = x + self.o(seen.transpose(1, 2).reshape(batch, length, width))
         gate, up = self.gu(self.ffn_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        said: Tensor = self.down(F.silu(gate) * up)
+        return x + said
 
 
 class Network(nn.Module):
@@ -156,7 +157,7 @@ class Network(nn.Module):
 
 
 def _basis(width: int, head: int) -> Tensor:
-    basis, _ = torch.linalg.qr(torch.randn(width, head))
+    basis: Tensor = torch.linalg.qr(torch.randn(width, head)).Q
     return basis
 
 

@@ -30,7 +30,7 @@ _REPORT_EVERY = 50
 
 def orthogonal(gradient: Tensor, steps: int = 5) -> Tensor:
     """Return the nearest matrix with equal singular values, by Newton-Schulz steps."""
-    x = gradient / (gradient.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = gradient / (gradient.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:
         x = x.mT
