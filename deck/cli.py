@@ -157,7 +157,7 @@ def _run_explain(arguments: argparse.Namespace) -> int:
     config = configuration(arguments)
     plugins, catalog = load(config)
     deck = Deck(config, catalog, plugins, token_store(config))
-    content = sys.stdin.buffer.read() if arguments.file == "-" else Path(arguments.file).read_bytes()
+    content = _content(arguments.file)
     surface = plugins.surfaces.get(arguments.surface)
     if surface is None:
         raise StartError(f"no surface named {arguments.surface!r}; known: {', '.join(sorted(plugins.surfaces))}")
@@ -168,6 +168,15 @@ def _run_explain(arguments: argparse.Namespace) -> int:
         return 1
     print(json.pretty(shown))
     return 0
+
+
+def _content(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as exc:
+        raise StartError(f"{file} cannot be read: {exc.strerror}") from exc
 
 
 def _profiles(commands: Any) -> None:

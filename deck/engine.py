@@ -26,6 +26,7 @@ _PACKAGE = "xllamacpp"
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_SECONDS = 0.5
+_PROBE_SECONDS = 2.0
 _SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103  # sizeof(sun_path) less the closing zero
 
 
@@ -108,6 +109,7 @@ class Flag:
         read: Turns the flag's value into the attribute's; `None` means that the flag takes no value.
         value: What a flag without a value sets.
         repeats: The flag may be given several times and its values add up.
+        also: Further attributes that the flag sets, with their values.
         expects: What a good value is, for the message about a bad one.
     """
 
@@ -116,6 +118,7 @@ class Flag:
     read: Callable[[str], object] | None = None
     value: object = True
     repeats: bool = False
+    also: tuple[tuple[str, object], ...] = ()
     expects: str = "another value"
 
 
@@ -158,6 +161,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--slot-save-path",), "slot_save_path", read=_folder),
     Flag(("--embedding", "--embeddings"), "embedding"),
     Flag(("--pooling",), "pooling_type", read=_POOLING),
+    Flag(("--rerank", "--reranking"), "embedding", also=(("pooling_type", "LLAMA_POOLING_TYPE_RANK"),)),
     Flag(("-mm", "--mmproj"), "mmproj.path", read=str),
     Flag(("--no-webui", "--no-ui"), "ui", value=False),
     Flag(("-lv", "--verbosity", "--log-verbosity"), "verbosity", read=_whole, expects="a whole number"),
@@ -211,14 +215,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         given["api_keys"] = _words(key)
     rest = iter(argv)
     for name in rest:
-        flag = _BY_NAME.get(name)
+        flag = _BY_NAME.get(name.replace("_", "-") if name.startswith("--") else name)  # as llama-server does
         if flag is None:
             raise _refusal(name)
         value = flag.value if flag.read is None else _value(flag, flag.read, name, next(rest, None))
         if flag.repeats and isinstance(value, list):
             known = given.get(flag.target)
             value = [*(known if isinstance(known, list) else []), *value]
-        given[flag.target] = value
+        given.update({flag.target: value, **dict(flag.also)})
     return _launch(given)
 
 
@@ -288,11 +292,14 @@ def clear_socket(path: str) -> None:
     if not stat.S_ISSOCK(mode):
         raise EngineError(f"{path!r} is in the way: it is not a socket")
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_SECONDS)
         try:
             probe.connect(path)
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             Path(path).unlink(missing_ok=True)
             return
+        except OSError as exc:
+            raise EngineError(f"cannot tell whether a server listens on {path!r}: {exc}") from exc
     raise EngineError(f"another server listens on {path!r}")
 
 

@@ -10,11 +10,13 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TextIO
 
 from deck.contracts import ExchangeRecord
 
 _REMOVED = "[redacted]"
+_SHORT = 100
 _SECRETS = re.compile(
     r"""
       \bdeck-[\w-]{16,}                                            # a token of Deck
@@ -84,6 +86,8 @@ class LineFormatter(logging.Formatter):
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
         self._secrets = sorted(filter(None, (item.strip() for item in secrets)), key=len, reverse=True)
+        # All but an exchange's id comes from small sets, and looking for secrets costs more than all the rest.
+        self._remembered = lru_cache(maxsize=1024)(self._clean)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
@@ -103,6 +107,9 @@ class LineFormatter(logging.Formatter):
     def _shown(self, value: object) -> str:
         if not isinstance(value, str):
             return str(value)
+        return self._remembered(value) if len(value) <= _SHORT else self._clean(value)
+
+    def _clean(self, value: str) -> str:
         # Before quoting, for a quoted secret may no longer look like one.
         for secret in self._secrets:
             value = value.replace(secret, _REMOVED)
@@ -138,7 +145,12 @@ def _seconds(value: float | None) -> float | None:
 
 
 def _moment(seconds: float) -> str:
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+    return f"{_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def _kept(found: re.Match[str]) -> str:

@@ -190,8 +190,7 @@ def _filter(filtered: Filter, events: list[Event]) -> list[Event]:
 def _check_declared(request: ChatRequest, profile: Profile) -> None:
     capabilities = profile.capabilities
     for kind, word, declared in ((Image, "images", capabilities.vision), (Audio, "audio", capabilities.audio)):
-        origin = has_kind(request, kind)
-        if origin is not None and declared is False:
+        if declared is False and (origin := has_kind(request, kind)) is not None:
             raise invalid(f"{origin}.content: the model {profile.id!r} takes no {word}", f"{origin}.content")
     if request.tools and capabilities.tools is False:
         raise invalid(f"tools: the model {profile.id!r} calls no tools", "tools")
@@ -202,6 +201,5 @@ def _check_declared(request: ChatRequest, profile: Profile) -> None:
 
 def _check_measured(request: ChatRequest, facts: Facts) -> None:
     for kind, modality, word in ((Image, "vision", "images"), (Audio, "audio", "audio")):
-        origin = has_kind(request, kind)
-        if origin is not None and facts.modalities.get(modality) is False:
+        if facts.modalities.get(modality) is False and (origin := has_kind(request, kind)) is not None:
             raise invalid(f"{origin}.content: this model takes no {word}", f"{origin}.content")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -75,7 +76,10 @@ def token_store(config: Config, environ: Mapping[str, str] = os.environ) -> Toke
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn with a limit on draining that ends streams in their wire's own error instead of cutting them."""
+    """Uvicorn with a limit on draining that ends streams in their wire's own error instead of cutting them.
+
+    A signal is a request to stop, so Deck ends with status 0; Uvicorn's own handler would raise it again at the end.
+    """
 
     def __init__(self, config: uvicorn.Config, deck: Deck, drain: float, on_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -94,7 +98,7 @@ class _Server(uvicorn.Server):
             loop.call_later(self._drain, self._deck.endpoint.abort_all)
         else:
             self._deck.endpoint.abort_all()
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -112,6 +116,8 @@ def serve(arguments: argparse.Namespace) -> int:
         access_log=False,
         server_header=False,
         date_header=False,
+        # Deck reads neither the client's address nor its scheme; the middleware would wrap every request.
+        proxy_headers=False,
         backlog=_BACKLOG,
         timeout_graceful_shutdown=int(config.drain) + 5,
         timeout_keep_alive=75,
@@ -120,7 +126,9 @@ def serve(arguments: argparse.Namespace) -> int:
         lifespan="on",
     )
     server = _Server(settings, deck, config.drain, lambda: greet(config, catalog, tokens))
-    server.run()
+    # Where it cannot listen, uvicorn logs why and exits by itself, with a status of its own.
+    with contextlib.suppress(SystemExit):
+        server.run()
     return 0 if server.started else 1
 
 

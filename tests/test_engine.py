@@ -225,6 +225,16 @@ def test_flags_become_parameters(tmp_path: Path) -> None:
     assert launch.params["enable_reasoning"] == 0
 
 
+def test_reranking_is_embedding_with_ranks() -> None:
+    params = engine.parse(["-m", "m.gguf", "--rerank"], {}).params
+    assert params["embedding"] is True
+    assert params["pooling_type"] == "LLAMA_POOLING_TYPE_RANK"
+
+
+def test_an_underscore_is_a_dash_in_a_long_flag() -> None:
+    assert engine.parse(["-m", "m.gguf", "--ctx_size", "5"], {}).params["n_ctx"] == 5
+
+
 def test_one_thread_is_the_default() -> None:
     params = engine.parse(["-m", "m.gguf"], {}).params
     assert params["cpuparams.n_threads"] == params["cpuparams_batch.n_threads"] == 1
@@ -239,6 +249,20 @@ def test_every_flag_has_its_attribute_in_the_binding() -> None:
             for step in flag.target.split("."):
                 assert hasattr(owner, step), flag.names
                 owner = getattr(owner, step)
+
+
+@needs_engine
+def test_every_name_of_an_enumeration_is_in_the_binding() -> None:
+    binding = pytest.importorskip("xllamacpp")
+    words = {
+        "--reasoning-format": ["none", "auto", "deepseek", "deepseek-legacy"],
+        "--pooling": ["none", "mean", "cls", "last", "rank"],
+    }
+    for name, values in words.items():
+        for value in values:
+            params = engine.parse(["-m", "m.gguf", name, value], {}).params
+            [target] = params.keys() & engine.ENUMERATIONS.keys()
+            assert hasattr(getattr(binding, engine.ENUMERATIONS[target]), str(params[target]))
 
 
 def test_no_spelling_is_used_twice() -> None:

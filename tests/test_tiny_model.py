@@ -103,7 +103,7 @@ def test_the_server_offers_the_whole_context(tiny: Engine) -> None:
 @needs_engine
 @pytest.mark.slow
 def test_a_long_prompt_is_taken(tiny: Engine) -> None:
-    text = " ".join(f"word{number}" for number in range(6000)) + " Say pong"
+    text = " ".join(f"word{number}" for number in range(4400)) + " Say pong"
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
     answer = tiny.client.post("/v1/chat/completions", json=body, timeout=300)
     assert answer.status_code == 200

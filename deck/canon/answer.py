@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
+from deck import json
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Progress, Start
 from deck.canon.request import Reasoning, Text, ToolCall
 
@@ -109,6 +109,6 @@ class Fold:
 def is_json_object(text: str) -> bool:
     """Tell whether `text` is one complete JSON object."""
     try:
-        return isinstance(json.loads(text), dict)
+        return type(json.loads(text)) is dict
     except ValueError:
         return False

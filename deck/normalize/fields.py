@@ -100,12 +100,14 @@ class Table:
         return found[0] if found else None
 
 
-@dataclass(frozen=True, slots=True)
 class Values:
     """What a table's reader found: canonical values, and the client's own path of each."""
 
-    values: Mapping[str, Any]
-    paths: Mapping[str, str]
+    __slots__ = ("paths", "values")
+
+    def __init__(self, values: Mapping[str, Any], paths: Mapping[str, str]) -> None:
+        self.values = values
+        self.paths = paths
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a canonical value, absent and null alike as `default`."""
@@ -163,12 +165,17 @@ class Reader:
     ) -> None:
         for key, value in body.items():
             where = f"{path}.{key}" if path else key
-            field = table.find(key)
+            field = table._index.get(key) or table.find(key)
             if field is None:
                 self._unknown(table, key, where)
             elif field.treatment is Treatment.MAPPED:
-                if value is not None:
-                    self._mapped(field, key, field.type.check(value, where, self.report), where, values, paths)
+                if value is None:
+                    continue
+                found = field.type.check(value, where, self.report)
+                if key == field.name and key not in values:
+                    values[key], paths[key] = found, where
+                else:
+                    self._mapped(field, key, found, where, values, paths)
             else:
                 self._unmapped(field, value, where)
 

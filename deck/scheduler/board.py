@@ -78,10 +78,7 @@ class Board:
         try:
             yield server
         finally:
-            # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
-            if self._servers.get(profile.id) is server:
-                self._execute(self._policy.release(profile.id))
-                self._watch_idle(profile)
+            self._release(profile, server)
 
     async def _acquire(self, profile: Profile) -> Server:
         if self._closing:
@@ -97,12 +94,18 @@ class Board:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._execute(self._policy.release(profile.id))
+                self._release(profile, future.result())
             else:
                 self._execute(self._policy.leave(ticket))
             raise
         finally:
             self._waiting.pop(ticket, None)
+
+    def _release(self, profile: Profile, server: Server) -> None:
+        # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
+        if self._servers.get(profile.id) is server:
+            self._execute(self._policy.release(profile.id))
+            self._watch_idle(profile)
 
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -156,6 +159,7 @@ class Board:
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
         self._execute(self._policy.started(name, _slots(server)))
+        self._watch_idle(profile)  # whoever wanted it may have left meanwhile
 
     async def _watch_end(self, name: str, server: Server) -> None:
         await server.wait_ended()

@@ -33,8 +33,10 @@ class UpstreamClient:
         Raises:
             DeckError: llama-server refused, died, or stayed silent too long.
         """
-        async with self._guard(server):
+        try:
             response = await self._send(server, _CHAT, body)
+        except httpx.HTTPError as exc:
+            raise await _broken(server, exc) from exc
         try:
             yield response
         finally:

@@ -132,8 +132,10 @@ def _result(result: ToolResult) -> list[dict[str, Any]]:
 
 def _content(parts: tuple[Part, ...]) -> str | list[dict[str, Any]]:
     """Return plain text where there is nothing else: every template takes a string, not every one an array."""
-    if not any(isinstance(part, Image | Audio) for part in parts):
-        return "\n".join(part.text for part in parts if isinstance(part, Text))
+    if len(parts) == 1 and type(parts[0]) is Text:
+        return parts[0].text
+    if not any(isinstance(part, (Image, Audio)) for part in parts):
+        return "\n".join([part.text for part in parts if type(part) is Text])
     return [encoded for part in parts if (encoded := _part(part)) is not None]
 
 

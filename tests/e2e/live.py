@@ -71,7 +71,7 @@ class LiveDeck:
 def is_alive(pid: int) -> bool:
     """Tell whether a process runs; one that is dead but not yet reaped by its parent does not count."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
@@ -81,8 +81,9 @@ def children(pid: int) -> list[int]:
     """Return the ids of a process's descendants."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *children(int(child))]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            for child in task.read_text().split():
+                found += [int(child), *children(int(child))]
     return found
 
 

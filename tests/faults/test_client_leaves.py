@@ -145,15 +145,14 @@ async def test_others_on_the_server_go_on(rig: Rig) -> None:
     """B160."""
     gate = asyncio.Event()
     staying = Reply(steps=[role(), content("stay "), gate, content("to the end"), finish(), done()])
-    async with rig.fake(staying, STALLED) as fake, rig.client() as client:
-        async with reading(client) as one:
-            await one.until_text("stay")
-            async with reading(client) as other:
-                await other.until_text("Hi")
-            await within(fake.chats[1].left.wait())
-            assert not fake.chats[0].left.is_set()
-            gate.set()
-            assert (await one.rest()).text == "stay to the end"
+    async with rig.fake(staying, STALLED) as fake, rig.client() as client, reading(client) as one:
+        await one.until_text("stay")
+        async with reading(client) as other:
+            await other.until_text("Hi")
+        await within(fake.chats[1].left.wait())
+        assert not fake.chats[0].left.is_set()
+        gate.set()
+        assert (await one.rest()).text == "stay to the end"
 
 
 @bounded

@@ -13,7 +13,7 @@ from chat_support import TOOL
 from e2e.live import children, free_port, live_deck
 from faults.support import Rig, bounded, configured, local, reading, remote, until, works
 
-from deck.testing.fake_llama import Act, Reply, say
+from deck.testing.fake_llama import Act, Reply, Step, say
 from deck.testing.frames import content, done, finish, role, tool
 
 BEAT = b'"delta":{}'
@@ -62,12 +62,21 @@ async def test_prefill_is_bridged(beating: Rig) -> None:
 async def test_silence_in_the_middle_of_a_call_is_bridged(beating: Rig) -> None:
     """B119: accumulators of tool calls must not stumble over a heartbeat."""
     gate = asyncio.Event()
-    steps = [role(), tool(0, "a1", "read_note", '{"path"'), gate, tool(0, None, None, ':"a"}'), finish("tool_calls")]
-    async with beating.fake(Reply(steps=[*steps, done()])), beating.client() as client:
-        async with reading(client, tools=[TOOL]) as reader:
-            await reader.until(two_beats)
-            gate.set()
-            found = await reader.rest()
+    steps: list[Step] = [
+        role(),
+        tool(0, "a1", "read_note", '{"path"'),
+        gate,
+        tool(0, None, None, ':"a"}'),
+        finish("tool_calls"),
+    ]
+    async with (
+        beating.fake(Reply(steps=[*steps, done()])),
+        beating.client() as client,
+        reading(client, tools=[TOOL]) as reader,
+    ):
+        await reader.until(two_beats)
+        gate.set()
+        found = await reader.rest()
     assert [call["arguments"] for call in found.calls] == ['{"path":"a"}']
 
 
@@ -75,15 +84,18 @@ async def test_silence_in_the_middle_of_a_call_is_bridged(beating: Rig) -> None:
 async def test_the_queue_is_bridged(beating: Rig) -> None:
     gate = asyncio.Event()
     first = Reply(steps=[role(), content("one"), gate, finish(), done()])
-    async with beating.fake(first, say("two")) as fake, beating.client() as client:
-        async with reading(client, "single") as running:
-            await running.until_text("one")
-            async with reading(client, "single") as waiting:
-                await waiting.until(two_beats)
-                assert len(fake.chats) == 1
-                gate.set()
-                assert (await running.rest()).text == "one"
-                assert (await waiting.rest()).text == "two"
+    async with (
+        beating.fake(first, say("two")) as fake,
+        beating.client() as client,
+        reading(client, "single") as running,
+    ):
+        await running.until_text("one")
+        async with reading(client, "single") as waiting:
+            await waiting.until(two_beats)
+            assert len(fake.chats) == 1
+            gate.set()
+            assert (await running.rest()).text == "one"
+            assert (await waiting.rest()).text == "two"
 
 
 @bounded
@@ -130,9 +142,12 @@ async def test_none_comes_once_the_engine_is_killed(beating: Rig) -> None:
 
 @bounded
 async def test_heartbeats_do_not_hide_a_stall(beating: Rig) -> None:
-    async with beating.fake(Reply(steps=[role(), Act.STALL])), beating.client() as client:
-        async with reading(client, "hasty") as reader:
-            found = await reader.rest()
+    async with (
+        beating.fake(Reply(steps=[role(), Act.STALL])),
+        beating.client() as client,
+        reading(client, "hasty") as reader,
+    ):
+        found = await reader.rest()
     assert beats(found) >= 2
     assert found.error is not None
 
@@ -146,7 +161,7 @@ async def test_a_heartbeat_never_overtakes_or_splits_a_frame(beating: Rig) -> No
         gates = [asyncio.Event() for _ in range(3)]
         for number, gate in enumerate(gates, 1):
             loop.call_later(0.05 * number, gate.set)
-        steps = [role(), gates[1], content("a"), gates[2], content("b"), finish(), done()]
+        steps: list[Step] = [role(), gates[1], content("a"), gates[2], content("b"), finish(), done()]
         return Reply(steps=steps, before_headers=gates[0])
 
     async with beating.acting(lambda request: timed()), beating.client() as client:

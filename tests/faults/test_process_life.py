@@ -34,7 +34,7 @@ from faults.support import (
     works,
 )
 
-from deck.testing.fake_llama import Act, Reply, say
+from deck.testing.fake_llama import Act, Reply, Step, say
 from deck.testing.frames import content, done, finish, role
 
 MODES = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "buffered"])
@@ -49,6 +49,7 @@ def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDeck]:
         "mute": local(tmp / "mute", "mute", "--fake-stall", parallel=2),
         "crash": local(tmp / "crash", "crash", "--fake-crash"),
         "deaf": local(tmp / "deaf", "deaf", "--fake-deaf"),
+        "brief": local(tmp / "brief", "brief", "--fake-deaf", ttl="50ms"),
         "failing": local(tmp / "failing", "failing", "--fake-exit", "3"),
         "missing": local(tmp / "missing", "missing", model=str(tmp / "nowhere.gguf")),
         "text": local(tmp / "text", "text", model=str(tmp / "deck.toml")),
@@ -72,17 +73,16 @@ def zombies(deck: LiveDeck) -> list[int]:
 @bounded
 async def test_a_killed_engine_is_an_error_with_its_reason_and_the_next_request_restarts_it(hosting: LiveDeck) -> None:
     async with client_of(hosting) as client:
-        async with reading(client, "mute") as reader:
-            await reader.until_text("Hello")
+        async with reading(client, "mute") as one, reading(client, "mute") as two:
+            await one.until_text("Hello")
+            await two.until_text("Hello")
             [engine] = engines(hosting)
-            buffered = asyncio.ensure_future(post(client, "mute"))
-            await until(lambda: "mute" in hosting.logged())
             os.kill(engine, signal.SIGKILL)
-            found = await reader.rest()
-            assert found.text == "Hello "
-            assert found.error is not None
-            assert "killed by signal 9" in found.error["message"]
-            assert (await buffered).status_code in (502, 503)
+            for reader in (one, two):
+                found = await reader.rest()
+                assert found.text == "Hello "
+                assert found.error is not None
+                assert "killed by signal 9" in found.error["message"]
         assert not is_alive(engine)
         await until(lambda: not zombies(hosting))
         async with reading(client, "mute") as reader:
@@ -130,6 +130,25 @@ async def test_an_engine_that_ignores_sigterm_is_killed_and_reaped(hosting: Live
         assert time.monotonic() - began >= 0.3
         assert engine not in children(hosting.process.pid)
         assert not zombies(hosting)
+
+
+@bounded
+async def test_a_request_that_comes_while_the_idle_engine_stops_gets_a_new_one(hosting: LiveDeck) -> None:
+    """B142."""
+
+    async def is_stopping() -> bool:
+        shown = (await client.get("/v1/stats")).json()["servers"]
+        return bool(shown["brief"] == "draining")
+
+    async with client_of(hosting) as client:
+        for _ in range(2):
+            await works(client, "brief")
+            [engine] = engines(hosting)
+            while not await is_stopping():
+                pass
+            assert is_alive(engine)
+        await works(client, "brief")
+        assert not is_alive(engine)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +250,7 @@ async def test_a_killed_deck_leaves_no_engine(tmp_path: Path) -> None:
 @bounded
 async def test_a_stopped_deck_finishes_its_streams(tmp_path: Path) -> None:
     port, gate = free_port(), asyncio.Event()
-    steps = [role(), content("one "), gate, content("two"), finish(), done()]
+    steps: list[Step] = [role(), content("one "), gate, content("two"), finish(), done()]
     with live_deck(tmp_path, profiles={"remote": remote("remote", port)}) as deck:
         rig = Rig(deck, port)
         async with rig.fake(Reply(steps=steps)), rig.client() as client, reading(client) as reader:
@@ -298,6 +317,24 @@ async def test_a_stop_while_a_model_loads_leaves_nothing(tmp_path: Path) -> None
             assert answer.status_code == 503, answer.text
         assert await asyncio.to_thread(deck.process.wait, 10) == 0
         assert not any(is_alive(pid) for pid in left)
+
+
+@bounded
+async def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
+    profiles = {"mute": local(tmp_path / "mute", "mute", "--fake-stall", "--fake-deaf")}
+    arguments = configured(tmp_path, drain="60s", stop_grace="200ms")
+    with live_deck(tmp_path, *arguments, profiles=profiles) as deck:
+        async with client_of(deck) as client, reading(client, "mute") as reader:
+            await reader.until_text("Hello")
+            left = children(deck.process.pid)
+            deck.process.send_signal(signal.SIGTERM)
+            await until(lambda: not listens(deck.port))
+            assert deck.process.poll() is None
+            deck.process.send_signal(signal.SIGTERM)
+            found = await reader.rest()
+            assert found.error is not None
+        assert await asyncio.to_thread(deck.process.wait, 10) == 0
+        assert not any(is_alive(pid) for pid in left), "one that ignores SIGTERM is killed as well"
 
 
 @needs_engine

@@ -6,9 +6,23 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
-from e2e.live import children, free_port, live_deck
-from faults.support import Rig, bounded, client_of, configured, local, post, queued, reading, remote, stream, works
+from e2e.live import children, free_port, is_alive, live_deck
+from faults.support import (
+    Rig,
+    bounded,
+    client_of,
+    configured,
+    leave,
+    local,
+    post,
+    queued,
+    reading,
+    remote,
+    stream,
+    works,
+)
 
 from deck.testing.fake_llama import Reply, say
 from deck.testing.frames import content, done, finish, role
@@ -21,6 +35,11 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     profiles = {"single": remote("single", port, parallel=1)}
     with live_deck(tmp, *configured(tmp, queue_limit=2, queue_wait="500ms"), profiles=profiles) as deck:
         yield Rig(deck, port)
+
+
+async def state_of(client: httpx.AsyncClient, model: str, *states: str) -> None:
+    while (await client.get("/v1/stats")).json()["servers"][model] not in states:
+        pass
 
 
 def held(gate: asyncio.Event) -> Reply:
@@ -69,15 +88,15 @@ async def test_a_long_wait_is_503(narrow: Rig, streamed: bool) -> None:
 async def test_two_models_take_turns_and_never_run_at_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """B143."""
     tmp = tmp_path_factory.mktemp("turns")
-    profiles = {name: local(tmp / name, name) for name in ("one", "two")}
+    profiles = {name: local(tmp / name, name, "--fake-unhealthy", "2") for name in ("one", "two")}
     with live_deck(tmp, *configured(tmp), profiles=profiles) as deck:
         most, is_over = 0, asyncio.Event()
 
         async def watch() -> None:
             nonlocal most
             while not is_over.is_set():
-                most = max(most, len(children(deck.process.pid)))
-                await asyncio.sleep(0)
+                most = max(most, sum(is_alive(pid) for pid in children(deck.process.pid)))
+                await asyncio.sleep(0.002)
 
         watching = asyncio.ensure_future(watch())
         async with client_of(deck) as client:
@@ -86,6 +105,14 @@ async def test_two_models_take_turns_and_never_run_at_once(tmp_path_factory: pyt
             assert [answer.status_code for answer in answers] == [200] * 10
             assert [answer.json()["model"] for answer in answers] == models
             assert (await stream(client, "one")).text.startswith("Hello")
+            # B152: a model is wanted while another loads, whose client then leaves.
+            loaded = deck.logged().count("two is ready")
+            leaving = asyncio.ensure_future(post(client, "two"))
+            await state_of(client, "two", "starting", "loading")
+            waiting = asyncio.ensure_future(post(client, "one"))
+            await leave(leaving)
+            assert (await waiting).status_code == 200
+            assert deck.logged().count("two is ready") <= loaded + 1
         is_over.set()
         await watching
         assert most == 1

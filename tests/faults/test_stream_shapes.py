@@ -235,23 +235,29 @@ async def test_each_chunk_is_forwarded_before_the_next_exists(rig: Rig) -> None:
     steps: list[Step] = [role()]
     for gate, word in zip(gates, words, strict=True):
         steps += [gate, content(word)]
-    async with rig.fake(Reply(steps=[*steps, finish(), *END])), rig.client() as client:
-        async with reading(client, tools=TOOLS) as reader:
-            for gate, word in zip(gates, words, strict=True):
-                gate.set()
-                await reader.until_text(word)
-            assert (await reader.rest()).text == "".join(words)
+    async with (
+        rig.fake(Reply(steps=[*steps, finish(), *END])),
+        rig.client() as client,
+        reading(client, tools=TOOLS) as reader,
+    ):
+        for gate, word in zip(gates, words, strict=True):
+            gate.set()
+            await reader.until_text(word)
+        assert (await reader.rest()).text == "".join(words)
 
 
 @bounded
 async def test_a_fragment_of_a_call_is_forwarded_before_the_next_exists(rig: Rig) -> None:
     gate = asyncio.Event()
     steps: list[Step] = [role(), tool(0, "a1", "read_note", '{"path":"first'), gate, tool(0, None, None, ' second"}')]
-    async with rig.fake(Reply(steps=[*steps, finish("tool_calls"), *END])), rig.client() as client:
-        async with reading(client, tools=TOOLS) as reader:
-            await reader.until_text("first")
-            gate.set()
-            found = await reader.rest()
+    async with (
+        rig.fake(Reply(steps=[*steps, finish("tool_calls"), *END])),
+        rig.client() as client,
+        reading(client, tools=TOOLS) as reader,
+    ):
+        await reader.until_text("first")
+        gate.set()
+        found = await reader.rest()
     assert [json.loads(call["arguments"]) for call in found.calls] == [{"path": "first second"}]
 
 

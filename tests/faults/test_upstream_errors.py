@@ -169,10 +169,9 @@ async def test_a_port_that_does_not_speak_http_is_an_error(rig: Rig, stream: boo
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(babble, "127.0.0.1", rig.port):
-        async with rig.client() as client:
-            answer = await post(client, stream=stream)
-            assert answer.status_code == 502, answer.text
+    async with await asyncio.start_server(babble, "127.0.0.1", rig.port), rig.client() as client:
+        answer = await post(client, stream=stream)
+        assert answer.status_code == 502, answer.text
     async with rig.fake(), rig.client() as client:
         await works(client)
 

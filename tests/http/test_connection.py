@@ -24,7 +24,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDeck]:
 
 def memory(deck: LiveDeck) -> int:
     """Return the most that Deck ever held, in bytes."""
-    status = Path(f"/proc/{deck.process.pid}/status").read_text()
+    status = Path(f"/proc/{deck.process.pid}/status").read_text(encoding="utf-8")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 

@@ -104,7 +104,7 @@ def run_scenarios(seen: Seen, models: list[str]) -> None:
                     seen.answers.append(client.post(CHAT, json=body, headers=headers, params=query))
             for pid in [deck.process.pid, *children(deck.process.pid)]:
                 with contextlib.suppress(OSError):
-                    seen.commands += Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") + "\n"
+                    seen.commands += Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").replace("\0", " ") + "\n"
                     seen.environments[pid] = Path(f"/proc/{pid}/environ").read_bytes()
         paths = ["/v1/models", "/v1/capabilities", "/v1/stats", "/metrics", "/v1/none", "/api/tags", "/health"]
         for path in paths:

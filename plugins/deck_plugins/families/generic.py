@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from deck.api import ChatRequest, Facts, Family, Filter, Message, Report, Text, ToolCall, hookimpl
@@ -33,7 +34,8 @@ class Generic:
     def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:
         """Return the request with its roles in order and its effort known."""
         messages = merge_turns(place_systems(request.messages, report), report)
-        request = replace(request, messages=messages)
+        if messages is not request.messages:
+            request = replace(request, messages=messages)
         request = fit_effort(request, facts, report)
         return allow_prefill(request, report)
 
@@ -43,6 +45,8 @@ def place_systems(messages: tuple[Message, ...], report: Report) -> tuple[Messag
 
     A later one is never hoisted: that would change the beginning of the prompt and lose the server's cache.
     """
+    if not any(message.role in ("system", "developer") for message in messages[1:]) and _is_plain(messages[0]):
+        return messages
     leading = 0
     while leading < len(messages) and messages[leading].role in ("system", "developer"):
         leading += 1
@@ -73,12 +77,21 @@ def _system(messages: tuple[Message, ...], report: Report) -> Message:
     return Message("system", (Text(text),), messages[0].origin)
 
 
+def _is_plain(message: Message) -> bool:
+    """Tell whether a turn stays as it is in the first place: no system turn, or one of plain text."""
+    if message.role == "developer":
+        return False
+    return message.role != "system" or (len(message.parts) == 1 and isinstance(message.parts[0], Text))
+
+
 def _text(message: Message) -> str:
     return "\n".join(part.text for part in message.parts if isinstance(part, Text))
 
 
 def merge_turns(messages: tuple[Message, ...], report: Report) -> tuple[Message, ...]:
     """Merge neighbours of one role, which templates that want alternation raise on."""
+    if not any(one.role == other.role and _mergeable(one) for one, other in pairwise(messages)):
+        return messages
     merged: list[Message] = []
     for message in messages:
         last = merged[-1] if merged else None
