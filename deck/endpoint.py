@@ -27,6 +27,8 @@ from deck.scheduler.lanes import route_decide
 from deck.tokens import Principal, TokenStore, credentials_of
 
 _log = logging.getLogger("deck.endpoint")
+# How long the error that ends an answer may take to be written when Deck stops.
+_LAST_WORD = 1.0
 _ALIVE = (ServerState.STARTING, ServerState.LOADING, ServerState.READY)
 NOBODY = Principal(name="", models=None, admin=False, compatibility=None)
 
@@ -270,7 +272,10 @@ class _Serving:
                 self.running.task.uncancel()
             case "shutdown":
                 self.running.task.uncancel()
-                await self._fail(DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10))
+                with contextlib.suppress(TimeoutError):
+                    # A client that reads nothing is not waited for.
+                    async with asyncio.timeout(_LAST_WORD):
+                        await self._fail(DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10))
             case _:
                 raise asyncio.CancelledError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -119,7 +120,7 @@ def serve(arguments: argparse.Namespace) -> int:
         # Deck reads neither the client's address nor its scheme; the middleware would wrap every request.
         proxy_headers=False,
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=int(config.drain) + 5,
+        timeout_graceful_shutdown=math.ceil(config.drain) + 2,  # the last word of an answer may take one second
         timeout_keep_alive=75,
         http=Connection,
         ws="none",

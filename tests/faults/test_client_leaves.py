@@ -53,7 +53,7 @@ async def test_before_the_first_byte(rig: Rig, stream: bool) -> None:
         await leave(asking)
         await within(received.left.wait())
         await until(lambda: received.is_cancelled, SOON)
-        await within(works(client, "single"))
+        await works(client, "single")
 
 
 @pytest.mark.parametrize("steps", [[], [role()], [role(), content("Hi")]], ids=["head", "role", "text"])
@@ -66,7 +66,7 @@ async def test_in_the_middle(rig: Rig, steps: list[Step], stream: bool) -> None:
         await leave(asking)
         await within(received.left.wait())
         await until(lambda: received.is_cancelled, SOON)
-        await within(works(client, "single"))
+        await works(client, "single")
 
 
 @bounded
@@ -75,7 +75,7 @@ async def test_after_two_chunks(rig: Rig) -> None:
         async with reading(client, "single") as reader:
             await reader.until_text("Hi")
         await within(fake.chats[0].left.wait())
-        await within(works(client, "single"))
+        await works(client, "single")
 
 
 @bounded
@@ -87,7 +87,7 @@ async def test_while_llama_server_is_faster_than_the_client(rig: Rig) -> None:
         async with reading(client, "single") as reader:
             await reader.until_text("xxx")
         await within(fake.chats[0].left.wait())
-        await within(works(client, "single"))
+        await works(client, "single")
 
 
 @MODES
@@ -104,7 +104,7 @@ async def test_while_queued(leaving: Rig, stream: bool) -> None:
             await within(queued(client, 0))
             gate.set()
             assert (await running.rest()).text == "one"
-        await within(works(client, "single"))
+        await works(client, "single")
         assert len(fake.chats) == 2, "nothing is sent for a client that left the queue"
 
 

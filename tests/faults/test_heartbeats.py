@@ -135,7 +135,7 @@ async def test_none_comes_once_the_engine_is_killed(beating: Rig) -> None:
         await reader.until(two_beats)
         [engine] = await until(lambda: children(beating.deck.process.pid))
         os.kill(engine, signal.SIGKILL)
-        found = await asyncio.wait_for(reader.rest(), 2)
+        found = await asyncio.wait_for(reader.rest(), 5)
     assert found.error is not None
     assert "killed by signal 9" in found.error["message"]
 

@@ -34,7 +34,13 @@ from faults.support import (
     works,
 )
 
-from deck.testing.fake_llama import Act, Reply, Step, say
+from deck.config import Config
+from deck.contracts import Address, ServerState
+from deck.errors import DeckError
+from deck.profile import load_profile
+from deck.servers.place import Place
+from deck.servers.process import Process
+from deck.testing.fake_llama import Act, FakeLlama, Reply, Step, say
 from deck.testing.frames import content, done, finish, role
 
 MODES = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "buffered"])
@@ -177,6 +183,14 @@ async def test_a_load_that_fails_says_why_and_is_tried_again(
 
 
 @bounded
+async def test_a_load_that_fails_tells_all_who_wait_and_lets_the_others_pass(hosting: LiveDeck) -> None:
+    async with client_of(hosting) as client:
+        models = ["failing", "good", "failing", "good", "failing"]
+        answers = await asyncio.gather(*(post(client, model) for model in models))
+        assert [answer.status_code for answer in answers] == [503, 200, 503, 200, 503]
+
+
+@bounded
 async def test_a_load_that_failed_works_once_its_cause_is_gone(hosting: LiveDeck) -> None:
     path = hosting.state.parent / "nowhere.gguf"
     async with client_of(hosting) as client:
@@ -233,6 +247,21 @@ async def test_a_stranger_on_a_socket_of_the_models_name_is_never_adopted(tmp_pa
         stranger.shutdown(socket.SHUT_RDWR)
         stranger.close()
         thread.join(5)
+
+
+@bounded
+async def test_a_stranger_on_the_port_is_never_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B148, where there are no UNIX sockets."""
+    file = tmp_path / "good.toml"
+    file.write_text(local(tmp_path, "good"))
+    async with FakeLlama(alias="stranger") as stranger:
+        place = Place(address=Address(port=stranger.port), log=tmp_path / "log", config_home=tmp_path)
+        monkeypatch.setattr("deck.servers.process.make_place", lambda name, state: place)
+        server = Process(load_profile(file), Config(state=tmp_path / "state"))
+        with pytest.raises(DeckError, match=r"'stranger', listens|exited with status"):
+            await server.start()
+        assert server.state is ServerState.FAILED
+        assert server.pid is None
 
 
 @bounded
@@ -335,6 +364,21 @@ async def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
             assert found.error is not None
         assert await asyncio.to_thread(deck.process.wait, 10) == 0
         assert not any(is_alive(pid) for pid in left), "one that ignores SIGTERM is killed as well"
+
+
+@bounded
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    port = free_port()
+    endless = Reply(steps=[role(), *([content("x" * 60_000)] * 400), Act.STALL])
+    with live_deck(tmp_path, *configured(tmp_path, drain="100ms"), profiles={"remote": remote("remote", port)}) as deck:
+        rig = Rig(deck, port)
+        async with rig.fake(endless), rig.client() as client, reading(client) as reader:
+            await reader.until_text("xxx")
+            began = time.monotonic()
+            deck.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(deck.process.wait, 15) == 0
+            assert time.monotonic() - began < 10
+        assert "Traceback" not in deck.logged()
 
 
 @needs_engine

@@ -111,7 +111,7 @@ def test_what_is_no_http_is_400_in_json(live: LiveDeck, request_: bytes) -> None
 
 
 def test_smuggling_is_refused(live: LiveDeck) -> None:
-    both = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    both = b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     twice = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\nabcd"
     for request in (both, twice):
         answer, _ = exchange(live, request)
