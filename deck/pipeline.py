@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from deck import json
 from deck.canon.events import Event, Failed
-from deck.canon.request import Audio, ChatRequest, Image, has_kind
+from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, has_kind
 from deck.catalog import Catalog
 from deck.contracts import Facts, Family, Filter, Parsed, ParseOptions, Server, Surface
 from deck.errors import DeckError, ErrorKind, invalid
@@ -99,6 +99,8 @@ class Pipeline:
     def _resolve(self, name: str, exchange: Exchange) -> Profile:
         match = self.catalog.resolve(name)
         profile = match.profile if match is not None else None
+        if profile is not None and profile.kind != "chat" and exchange.principal.may_use(profile.id):
+            raise invalid(f"the model {name!r} is of kind {profile.kind}; this route needs a chat model", "model")
         if profile is None or profile.kind != "chat":
             raise self._no_model(name, exchange.principal)
         if not exchange.principal.may_use(profile.id):
@@ -118,6 +120,10 @@ class Pipeline:
         assert exchange.parsed is not None
         assert exchange.profile is not None
         profile, report, request = exchange.profile, exchange.report, exchange.parsed.request
+        if profile.capabilities.reasoning is False and request.reasoning != ReasoningSetting():
+            if request.reasoning.enabled is not False:
+                report.ignored(request.reasoning.path, "this model does not think", field="reasoning_effort")
+            request = replace(request, reasoning=ReasoningSetting())
         family, why = self._family(profile, facts)
         defaults = _plugin(family.name, family.defaults)
         request = apply_profile(request, profile, defaults, report, exchange.parsed.paths)

@@ -19,11 +19,13 @@ import uvicorn
 from deck import __version__, logs
 from deck.app import Deck
 from deck.catalog import Catalog, shipped_dir
-from deck.config import Config, load_config
+from deck.config import Config, default_state, load_config
 from deck.connection import Connection
-from deck.normalize.sampling import SAMPLING_NAMES
+from deck.errors import DeckError
+from deck.normalize.report import Report
+from deck.normalize.sampling import SAMPLING, SAMPLING_NAMES
 from deck.plugins import Plugins
-from deck.profile import unknown_sampling
+from deck.profile import Profile, unknown_sampling
 from deck.tokens import TokenStore
 
 _BACKLOG = 2048
@@ -61,6 +63,9 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
         unknown = unknown_sampling(profile, SAMPLING_NAMES)
         if unknown:
             raise StartError(f"{profile.source}: {', '.join(unknown)}: not a sampling field Deck knows")
+        wrong = _wrong_values(profile)
+        if wrong:
+            raise StartError(f"{profile.source}: {wrong}")
         if profile.family is not None and profile.family not in plugins.families:
             known = ", ".join(sorted(plugins.families))
             raise StartError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
@@ -69,6 +74,23 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
         if unknown:
             raise StartError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
     return plugins, catalog
+
+
+def _wrong_values(profile: Profile) -> str | None:
+    """Return what is wrong with a profile's own sampling values: the client must not be blamed for them."""
+    types = {field.name: field.type for field in SAMPLING}
+    for section in ("defaults", "force"):
+        for name, value in getattr(profile, section).items():
+            try:
+                types[name].check(value, f"{section}.{name}", Report())
+            except DeckError as error:
+                return error.message
+    for name, value in profile.limits.items():
+        if types[name].json not in ("integer", "number"):
+            return f"limits.{name}: only a number can be limited"
+        if name == "max_tokens" and value < 1:
+            return "limits.max_tokens: must be at least 1"
+    return None
 
 
 def token_store(config: Config, environ: Mapping[str, str] = os.environ) -> TokenStore:
@@ -126,31 +148,53 @@ def serve(arguments: argparse.Namespace) -> int:
         ws="none",
         lifespan="on",
     )
-    server = _Server(settings, deck, config.drain, lambda: greet(config, catalog, tokens))
-    # Where it cannot listen, uvicorn logs why and exits by itself, with a status of its own.
+    listener = listen(config)
+    first = tokens.create("first", admin=True)[1] if tokens.is_empty else None
+    port = listener.getsockname()[1]
+    server = _Server(settings, deck, config.drain, lambda: greet(config, port, catalog, first))
     with contextlib.suppress(SystemExit):
-        server.run()
+        server.run(sockets=[listener])
     return 0 if server.started else 1
 
 
-def greet(config: Config, catalog: Catalog, tokens: TokenStore) -> None:
+def listen(config: Config) -> socket.socket:
+    """Return the socket that clients connect to.
+
+    Raises:
+        StartError: the address is taken, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as exc:
+        listener.close()
+        where = f"{config.host}:{config.port}"
+        raise StartError(f"cannot listen on {where}: {exc.strerror}; choose another with --port or --host") from exc
+    return listener
+
+
+def greet(config: Config, port: int, catalog: Catalog, first: str | None) -> None:
     """Print where Deck listens and, the first time, a token and a request to try."""
-    address = f"http://{config.host}:{config.port}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"http://{host}:{port}"
+    state = "" if config.state == default_state(os.environ) else f" --state {config.state}"
     chat = [profile.id for profile in catalog.of_kind("chat")]
     print(f"Deck {__version__} on {address}, models: {', '.join(chat) or 'none'}", flush=True)
     shown = "$DECK_TOKEN"
-    if tokens.is_empty:
-        _, shown = tokens.create("first", admin=True)
+    if first is not None:
+        shown = first
         print(f"Your token, shown once: {shown}", flush=True)
-        print("Make others with `deck token create NAME`.", flush=True)
+        print(f"Make others with `deck token create NAME{state}`.", flush=True)
     elif "DECK_TOKEN" not in os.environ:
-        print("Tokens: see `deck token list`; put one in DECK_TOKEN for the line below.", flush=True)
+        print(f"Tokens: see `deck token list{state}`; put one in DECK_TOKEN for the line below.", flush=True)
     if config.host not in _LOOPBACK:
         print("Listening beyond this machine in plain HTTP: put a proxy with TLS in front.", flush=True)
     if chat:
         body = f'{{"model": "{chat[0]}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
         print(
-            f"Try:\n  curl -N {address}/v1/chat/completions -H 'Authorization: Bearer {shown}' \\\n"
+            f'Try:\n  curl -N {address}/v1/chat/completions -H "Authorization: Bearer {shown}" \\\n'
             f"    -H 'Content-Type: application/json' -d '{body}'",
             flush=True,
         )

@@ -74,7 +74,14 @@ class ReasoningMerge:
         return self._said.get(member, ("", None))[1]
 
     def setting(self) -> ReasoningSetting:
-        """Return the outcome."""
+        """Return the outcome.
+
+        Raises:
+            DeckError: thinking is switched off and given a budget at once.
+        """
+        if self.value("enabled") is False and self.value("budget"):
+            off, budget = self._said["enabled"][0], self._said["budget"][0]
+            raise invalid(f"{off!r} switches thinking off and {budget!r} gives it a budget; send one of them", budget)
         return ReasoningSetting(
             enabled=self.value("enabled"),
             effort=self.value("effort"),

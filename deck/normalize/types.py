@@ -228,33 +228,42 @@ def anything(describe: str) -> FieldType:
 
 
 def logit_bias() -> FieldType:
-    """Token biases in llama-server's three shapes: {id: bias}, [[id, bias]], [{id, bias}]-free text keys excluded.
+    """Token biases in llama-server's three shapes: {id: bias}, [[id, bias]], and either with a text for the id.
 
     Keys are ids of the model's own vocabulary, as integers or their decimal strings; text keys name the tokens
     of that text. A bias is a finite number or false, which bans the token.
     """
     expected = "an object {token: bias} or an array of [token, bias]"
 
-    def pair(key: Any, bias: Any, path: str) -> list[Any]:
-        if isinstance(key, str) and re.fullmatch(r"\d{1,9}", key):
-            key = int(key)
-        if isinstance(key, bool) or not isinstance(key, int | str) or key == "" or (isinstance(key, int) and key < 0):
-            raise out_of_range(path, "a token id or a text", key)
-        if bias is not False:
-            if isinstance(bias, bool) or not isinstance(bias, int | float):
-                raise wrong_type(path, "a number or false", bias)
-            if not math.isfinite(bias) or not -100 <= bias <= 100:
-                raise out_of_range(path, "a bias -100…100 or false", bias)
-        return [key, bias]
-
     def check(value: Any, path: str, report: Report) -> list[list[Any]]:
         if isinstance(value, dict):
-            return [pair(key, bias, f"{path}.{key}") for key, bias in value.items()]
-        if not isinstance(value, list):
+            pairs = [_bias(key, bias, f"{path}.{key}") for key, bias in value.items()]
+        elif isinstance(value, list):
+            pairs = [_bias_of(item, f"{path}[{position}]") for position, item in enumerate(value)]
+        else:
             raise wrong_type(path, expected, value)
-        for position, item in enumerate(value):
-            if not isinstance(item, list) or len(item) != 2:
-                raise wrong_type(f"{path}[{position}]", "a pair [token, bias]", item)
-        return [pair(item[0], item[1], f"{path}[{position}]") for position, item in enumerate(value)]
+        if len({(type(key), key) for key, _ in pairs}) < len(pairs):
+            raise invalid(f"{path}: a token stands twice", path)
+        return pairs
 
     return FieldType("object", "object {token: bias} or array of [token, bias], bias -100…100 or false", check)
+
+
+def _bias_of(item: Any, path: str) -> list[Any]:
+    if not isinstance(item, list) or len(item) != 2:
+        raise wrong_type(path, "a pair [token, bias]", item)
+    return _bias(item[0], item[1], path)
+
+
+def _bias(key: Any, bias: Any, path: str) -> list[Any]:
+    if isinstance(key, str) and re.fullmatch(r"-?\d{1,9}", key):
+        key = int(key)
+    if isinstance(key, bool) or not isinstance(key, int | str) or key == "" or (isinstance(key, int) and key < 0):
+        raise out_of_range(path, "a token id or a text", key)
+    if bias is False:
+        return [key, bias]
+    if isinstance(bias, bool) or not isinstance(bias, int | float):
+        raise wrong_type(path, "a number or false", bias)
+    if not math.isfinite(bias) or not -100 <= bias <= 100:
+        raise out_of_range(path, "a bias -100…100 or false", bias)
+    return [key, bias]

@@ -209,6 +209,11 @@ def test_an_effort_on_a_template_without_efforts_is_reported() -> None:
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "unsupported_value"),
         ({"logit_bias": {"5": True}}, "logit_bias.5", "invalid_type"),
         ({"logit_bias": "5"}, "logit_bias", "invalid_type"),
+        ({"logit_bias": {"-1": 5}}, "logit_bias.-1", "unsupported_value"),
+        ({"logit_bias": [[1, 2], ["1", 3]]}, "logit_bias", None),
+        ({"thinking": {"type": "disabled", "budget_tokens": 9}}, "thinking.budget_tokens", None),
+        ({"reasoning_format": "none", "include_reasoning": False}, "reasoning_format", None),
+        ({"response_format": {"type": "json_object", "json_schema": {}}}, "response_format.json_schema", None),
         ({"logit_bias": [[5]]}, "logit_bias[0]", "invalid_type"),
         ({"stream": "true"}, "stream", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "unsupported_parameter"),
@@ -295,6 +300,33 @@ def test_the_nearest_known_name_is_suggested() -> None:
         ({"tools": [TOOL, {"type": "web_search"}]}, ["tools[]"]),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, ["stream_options.include_obfuscation"]),
         ({"extra_body": {"metadata": {}}}, ["extra_body.metadata"]),
+        ({"return_progress": True}, ["return_progress"]),
+        ({"reasoning_budget_message": "enough"}, ["reasoning_budget_message"]),
+        (
+            {"messages": [user(), {"role": "assistant", "content": "a", "prefix": True}, user()]},
+            ["messages[].prefix"],
+        ),
+        (
+            {
+                "json_schema": {
+                    "type": "object",
+                    "properties": {
+                        "a": {"type": "number", "minimum": 1},
+                        "b": {"type": "integer", "minimum": 1},
+                        "c": {"type": "string", "pattern": "x"},
+                        "d": {"type": "string", "pattern": "^x$", "format": "date"},
+                        "minimum": {"type": "string", "format": "email"},
+                    },
+                    "minProperties": 2,
+                }
+            },
+            [
+                "json_schema.minProperties",
+                "json_schema.properties.a.minimum",
+                "json_schema.properties.c.pattern",
+                "json_schema.properties.minimum.format",
+            ],
+        ),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, ["reasoning.summary"]),
         ({"messages": [{**user(), "name": "bob"}]}, ["messages[].name"]),
         (

@@ -38,7 +38,11 @@ def read_messages(reader: Reader, items: list[Any]) -> tuple[Message, ...]:
     """
     if not items:
         raise invalid("messages: expected at least one message", "messages", "unsupported_value")
-    return tuple(_Turn(reader, item, f"messages[{position}]").read() for position, item in enumerate(items))
+    turns = [_Turn(reader, item, f"messages[{position}]") for position, item in enumerate(items)]
+    for turn in turns:
+        if "prefix" in turn.values and turn.values.get("prefix") is not (turn is turns[-1]):
+            reader.report.ignored(turn.values.path("prefix"), "the last assistant turn, and no other, is continued")
+    return tuple(turn.read() for turn in turns)
 
 
 class _Turn:

@@ -82,6 +82,8 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     )
     if "parallel_tool_calls" in fields and not tools:
         report.ignored(fields.path("parallel_tool_calls"), "no tools are offered")
+    if fields.get("return_progress") and not stream:
+        report.ignored(fields.path("return_progress"), "only a stream shows progress")
     if fields.get("parse_tool_calls") is False:
         where = fields.path("parse_tool_calls")
         raise invalid(f"{where}: llama-server always parses calls when tools are offered; leave tools out", where)
@@ -152,7 +154,13 @@ def _reasoning(reader: Reader, fields: Values, options: ParseOptions) -> tuple[R
         kwargs = reasoning.read_template_kwargs(
             merge, fields.get("chat_template_kwargs"), where, options.template_kwargs
         )
-    return merge.setting(), bool(merge.value("exclude")), kwargs
+    setting, exclude = merge.setting(), bool(merge.value("exclude"))
+    if exclude and fields.get("reasoning_format") == "none":
+        where = fields.path("reasoning_format")
+        raise invalid(f"{where}: 'none' leaves thoughts in the text, where they cannot be excluded", where)
+    if "reasoning_budget_message" in fields and setting.budget is None:
+        reader.report.ignored(fields.path("reasoning_budget_message"), "it needs a reasoning budget")
+    return setting, exclude, kwargs
 
 
 def _reply(
