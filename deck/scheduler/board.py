@@ -159,6 +159,7 @@ class Board:
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
         self._execute(self._policy.started(name, _slots(server)))
+        self._watch_expiry()
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
 
     async def _watch_end(self, name: str, server: Server) -> None:

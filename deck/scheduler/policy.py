@@ -145,9 +145,9 @@ class Policy:
         return [Stop(profile)]
 
     def expire(self, now: float) -> list[Command]:
-        """Refuse who has waited too long."""
-        late = [ticket for ticket in self._queue if now - ticket.since > self._wait]
-        self._queue = [ticket for ticket in self._queue if now - ticket.since <= self._wait]
+        """Refuse who has waited too long; a load has a limit of its own, so who waits for one stays."""
+        late = [ticket for ticket in self._queue if now - ticket.since > self._wait and not self._is_loading(ticket)]
+        self._queue = [ticket for ticket in self._queue if ticket not in late]
         commands: list[Command] = []
         for ticket in late:
             message = f"waited {self._wait:g} s for {ticket.profile!r} and it did not become free; try again later"
@@ -156,8 +156,12 @@ class Policy:
 
     def next_expiry(self) -> float | None:
         """Return when `expire` has something to do, None = nobody waits."""
-        first = min((ticket.since for ticket in self._queue), default=None)
+        first = min((ticket.since for ticket in self._queue if not self._is_loading(ticket)), default=None)
         return None if first is None else first + self._wait
+
+    def _is_loading(self, ticket: Ticket) -> bool:
+        resident = self._residents.get(ticket.profile)
+        return resident is not None and resident.state == "starting"
 
     def _advance(self) -> list[Command]:
         commands: list[Command] = []

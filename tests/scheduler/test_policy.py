@@ -110,6 +110,14 @@ def test_who_waits_too_long_is_refused_and_the_rest_go_on() -> None:
     assert grants(play.release("a")) == [young]
 
 
+def test_a_long_load_refuses_nobody() -> None:
+    play, first = policy(queue_wait=5), ticket("a", 0.0)
+    play.arrive(first)
+    assert play.next_expiry() is None
+    assert play.expire(100.0) == []
+    assert grants(play.started("a", 1)) == [first]
+
+
 def test_a_failed_start_tells_every_waiter_and_the_next_tries_again() -> None:
     play, first, second = policy(), ticket("a"), ticket("a")
     play.arrive(first)
