@@ -112,12 +112,31 @@ def _store(arguments: argparse.Namespace) -> TokenStore:
     return TokenStore(config.state / "tokens.json", None)
 
 
+def _warn_of_unknown(arguments: argparse.Namespace) -> None:
+    """Say which of the models are no ids, so that the token would reach nothing by them."""
+    from deck.config import load_config
+    from deck.serve import load
+
+    file = Path(arguments.config) if arguments.config else None
+    _, catalog = load(load_config(file, os.environ, {"state": arguments.state}))
+    for name in arguments.models or ():
+        match = catalog.resolve(name)
+        if match is None:
+            print(f"warning: no profile here has the id {name!r}", file=sys.stderr)
+        elif match.profile.id != name:
+            print(f"warning: {name!r} is an alias; the id to give is {match.profile.id!r}", file=sys.stderr)
+
+
 def _run_create(arguments: argparse.Namespace) -> int:
-    entry, plaintext = _store(arguments).create(
+    if arguments.models:
+        _warn_of_unknown(arguments)
+    store = _store(arguments)
+    entry, plaintext = store.create(
         arguments.name, arguments.models, arguments.admin, arguments.expires, arguments.compatibility
     )
     until = f", valid until {_time(entry.expires)}" if entry.expires is not None else ""
     print(f"Token {entry.name!r}{until}. Keep it: it is not shown again.", file=sys.stderr)
+    print(f"It is for a Deck with this state directory: {store.directory}", file=sys.stderr)
     print(plaintext)
     return 0
 

@@ -122,6 +122,11 @@ class TokenStore:
         return f"TokenStore({str(self._path)!r}, {len(self._known)} tokens)"
 
     @property
+    def directory(self) -> Path:
+        """Where the tokens are kept."""
+        return self._path.parent
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no token at all, as before the first start; a file that cannot be read is not empty."""
         return not self._known and not self._is_broken

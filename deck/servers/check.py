@@ -18,6 +18,7 @@ from deck.servers.process import start_faults
 from deck.servers.remote import key_fault
 
 _HELP_TIMEOUT = 5.0
+_OWN_FLAGS = ("--model", "--host", "--ctx-size")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 
@@ -67,4 +68,7 @@ def _known_flags(binary: Binary, env: tuple[tuple[str, str], ...]) -> tuple[froz
     if ran.returncode != 0:
         line = telling_line([item for item in text.splitlines() if item.strip()])
         return frozenset(), f"{binary.shown} does not run: {line or f'status {ran.returncode}'}"
-    return frozenset(flags(_FLAG.findall(text))), None
+    known = frozenset(flags(_FLAG.findall(text)))
+    if not known.issuperset(_OWN_FLAGS):
+        return frozenset(), f"{binary.shown} is no llama-server: its --help does not name {', '.join(_OWN_FLAGS)}"
+    return known, None
