@@ -5,8 +5,10 @@ Buffered and streamed exchanges run the same code; who the client is makes no di
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -27,6 +29,7 @@ from deck.upstream.decode import Decoder
 from deck.upstream.encode import encode
 
 _LENIENT = "lenient"
+_GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _Result = TypeVar("_Result")
 
 
@@ -154,21 +157,22 @@ class Pipeline:
             shaped = self.shape(exchange, server.facts)
             decoder = Decoder(seed=exchange.seed, prefill_only=shaped.request.is_prefill_only)
             filtered = _plugin(shaped.family.name, shaped.family.filter, shaped.request)
-            async with self._client.chat(server, json.dumps(shaped.body)) as response:
-                has_begun = False
-                while not decoder.finished:
-                    events = await self._next(server, response, decoder)
-                    if filtered is not None:
-                        events = _plugin(shaped.family.name, _filter, filtered, events)
-                    if not events:
-                        continue
-                    if not has_begun and isinstance(events[0], Failed):
-                        raise events[0].error
-                    has_begun = True
-                    yield events
-                    if isinstance(events[-1], Failed):
-                        return
-                await self._client.settle(response)
+            with _blaming(shaped.request):
+                async with self._client.chat(server, json.dumps(shaped.body)) as response:
+                    has_begun = False
+                    while not decoder.finished:
+                        events = await self._next(server, response, decoder)
+                        if filtered is not None:
+                            events = _plugin(shaped.family.name, _filter, filtered, events)
+                        if not events:
+                            continue
+                        if not has_begun and isinstance(events[0], Failed):
+                            raise events[0].error
+                        has_begun = True
+                        yield events
+                        if isinstance(events[-1], Failed):
+                            return
+                    await self._client.settle(response)
 
     async def _next(self, server: Server, response: Any, decoder: Decoder) -> list[Event]:
         try:
@@ -177,6 +181,17 @@ class Pipeline:
             decoder.finished = True
             return [Failed(error)]
         return decoder.feed(chunk) if chunk else decoder.end()
+
+
+@contextlib.contextmanager
+def _blaming(request: ChatRequest) -> Iterator[None]:
+    """Name the client's field where llama-server's own words do not: its grammar comes from one of three."""
+    try:
+        yield
+    except DeckError as error:
+        if error.kind is ErrorKind.INVALID_REQUEST and error.param is None and _GRAMMAR.search(error.message):
+            error.param = request.output.path if request.output else "tools" if request.tools else None
+        raise
 
 
 def _plugin(name: str, call: Callable[..., _Result], *arguments: Any) -> _Result:

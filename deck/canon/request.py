@@ -93,12 +93,16 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the answer must look like: a JSON Schema, any JSON object, or a GBNF grammar."""
+    """What the answer must look like: a JSON Schema, any JSON object, or a GBNF grammar.
+
+    `path` is where the client asked for it.
+    """
 
     kind: Literal["json_object", "json_schema", "grammar"]
     schema: Mapping[str, Json] | None = None
     name: str | None = None
     grammar: str | None = None
+    path: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True)

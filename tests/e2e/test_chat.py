@@ -203,6 +203,21 @@ def test_an_image_for_a_text_model_is_refused_naming_the_message(deck: LiveDeck)
     assert error["param"] == "messages[0].content"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"grammar": "root ::= ("}, "grammar"),
+        ({"json_schema": {"type": "strng"}}, "json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strng"}}}},
+            "response_format",
+        ),
+    ],
+)
+def test_a_grammar_that_cannot_be_read_names_the_clients_field(deck: LiveDeck, fields: Any, param: str) -> None:
+    assert post(deck, ask("Hello", **fields), 400).json()["error"]["param"] == param
+
+
 def test_capabilities_list_what_is_accepted(deck: LiveDeck) -> None:
     post(deck, ask("Hello"))
     with deck.client() as client:

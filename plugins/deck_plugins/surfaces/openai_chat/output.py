@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from deck.api import Output, Reader, Values, invalid, wrong_type
@@ -52,10 +53,12 @@ def read_output(reader: Reader, fields: Values, *, has_tools: bool) -> Output | 
     if "grammar" in found and has_tools:
         where = fields.path("grammar")
         raise invalid(f"{where}: a grammar of your own cannot be used together with tools", where)
-    output = next(iter(found.values()), None)
-    if output is not None and output.schema is not None:
-        _note_loosenings(reader, output.schema, fields.path(next(iter(found))))
-    return output
+    if not found:
+        return None
+    [(way, output)] = found.items()
+    if output.schema is not None:
+        _note_loosenings(reader, output.schema, fields.path(way))
+    return replace(output, path=fields.path(way))
 
 
 def _note_loosenings(reader: Reader, schema: Any, path: str) -> None:
