@@ -103,7 +103,8 @@ class Pipeline:
         match = self.catalog.resolve(name)
         profile = match.profile if match is not None else None
         if profile is not None and profile.kind != "chat" and exchange.principal.may_use(profile.id):
-            raise invalid(f"the model {name!r} is of kind {profile.kind}; this route needs a chat model", "model")
+            message = f"the model {name!r} is of kind {profile.kind}; this route needs a chat model"
+            raise DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model")
         if profile is None or profile.kind != "chat":
             raise self._no_model(name, exchange.principal)
         if not exchange.principal.may_use(profile.id):
