@@ -6,10 +6,9 @@ The only caller of the policy and the only owner of servers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, assert_never
 
 from deck.contracts import Launcher, Server, ServerState
@@ -67,20 +66,20 @@ class Board:
         """Return the profile's server if there is one, for reading only."""
         return self._servers.get(profile)
 
-    @contextlib.asynccontextmanager
-    async def admit(self, profile: Profile) -> AsyncIterator[Server]:
+    def admit(self, profile: Profile) -> Admission:
         """Wait for a slot of the profile's server and hold it; leaving while waiting gives the place up.
 
         Raises:
             DeckError: the queue is full, the wait too long, or the server does not start.
         """
-        server = await self._acquire(profile)
-        try:
-            yield server
-        finally:
-            self._release(profile, server)
+        return Admission(self, profile)
 
-    async def _acquire(self, profile: Profile) -> Server:
+    async def acquire(self, profile: Profile) -> Server:
+        """Wait for a slot and return its server; `release` must follow.
+
+        Raises:
+            DeckError: the queue is full, the wait too long, or the server does not start.
+        """
         if self._closing:
             raise DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         loop = asyncio.get_running_loop()
@@ -94,14 +93,15 @@ class Board:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._release(profile, future.result())
+                self.release(profile, future.result())
             else:
                 self._execute(self._policy.leave(ticket))
             raise
         finally:
             self._waiting.pop(ticket, None)
 
-    def _release(self, profile: Profile, server: Server) -> None:
+    def release(self, profile: Profile, server: Server) -> None:
+        """Give a slot back."""
         # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
         if self._servers.get(profile.id) is server:
             self._execute(self._policy.release(profile.id))
@@ -213,6 +213,23 @@ class Board:
         for server in self._servers.values():
             self._on_gone(server)
         await asyncio.gather(*(server.stop(grace=self._grace) for server in self._servers.values()))
+
+
+class Admission:
+    """A slot while it is waited for and held."""
+
+    __slots__ = ("_board", "_profile", "_server")
+
+    def __init__(self, board: Board, profile: Profile) -> None:
+        self._board = board
+        self._profile = profile
+
+    async def __aenter__(self) -> Server:
+        self._server = await self._board.acquire(self._profile)
+        return self._server
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._board.release(self._profile, self._server)
 
 
 def _slots(server: Server) -> int:

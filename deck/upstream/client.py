@@ -26,21 +26,24 @@ class UpstreamClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    @contextlib.asynccontextmanager
-    async def chat(self, server: Server, body: bytes) -> AsyncIterator[RawResponse]:
-        """Post a chat body and give the answer once its head says 200; leaving early aborts it at once.
+    def chat(self, server: Server, body: bytes) -> Posted:
+        """Post a chat body; entered, it gives the answer once its head says 200; leaving early aborts it at once.
+
+        Raises:
+            DeckError: llama-server refused, died, or stayed silent too long.
+        """
+        return Posted(self, server, body)
+
+    async def post(self, server: Server, body: bytes) -> RawResponse:
+        """Post a chat body and return the answer, which the caller must close.
 
         Raises:
             DeckError: llama-server refused, died, or stayed silent too long.
         """
         try:
-            response = await self._send(server, _CHAT, body)
+            return await self._send(server, _CHAT, body)
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
-        try:
-            yield response
-        finally:
-            await response.aclose()
 
     async def next_chunk(self, server: Server, response: RawResponse) -> bytes:
         """Return more bytes of an answer, b"" at its end.
@@ -55,6 +58,8 @@ class UpstreamClient:
 
     async def settle(self, response: RawResponse) -> None:
         """Read the end of an answer that has said all, so that its connection can serve again."""
+        if response.is_complete:
+            return
         with contextlib.suppress(httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(_SETTLE):
                 while await response.next_chunk():
@@ -92,6 +97,24 @@ class UpstreamClient:
             yield
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
+
+
+class Posted:
+    """An answer being read; a class of its own since contextlib's costs more than the whole hop's bookkeeping."""
+
+    __slots__ = ("_body", "_client", "_response", "_server")
+
+    def __init__(self, client: UpstreamClient, server: Server, body: bytes) -> None:
+        self._client = client
+        self._server = server
+        self._body = body
+
+    async def __aenter__(self) -> RawResponse:
+        self._response = await self._client.post(self._server, self._body)
+        return self._response
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self._response.aclose()
 
 
 def target_of(address: Address) -> Target:

@@ -82,6 +82,11 @@ class RawResponse:
                 return value
         return None
 
+    @property
+    def is_complete(self) -> bool:
+        """True once the last byte has arrived, read or not."""
+        return self._complete
+
     async def next_chunk(self) -> bytes:
         """Return what has arrived since the last call, joined, or `b""` at the orderly end.
 
