@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from deck.upstream.connection import Connection, TimeLimits
+from deck.upstream.answer import TimeLimits
+from deck.upstream.connection import Connection
 
 _DEFAULT_PORTS = {False: 80, True: 443}
 

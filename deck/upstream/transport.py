@@ -12,9 +12,9 @@ from typing import Self
 
 import httpx
 
+from deck.upstream.answer import RawResponse as RawResponse
+from deck.upstream.answer import TimeLimits as TimeLimits
 from deck.upstream.connection import Connection
-from deck.upstream.connection import RawResponse as RawResponse
-from deck.upstream.connection import TimeLimits as TimeLimits
 from deck.upstream.pool import Pool, PoolLimits
 from deck.upstream.pool import Target as Target
 
