@@ -169,8 +169,9 @@ def explain(pipeline: Pipeline, surface: Surface, body: dict[str, Any], principa
     return {
         "surface": surface.name,
         "model": exchange.profile.id,
-        "family": {"name": shaped.family.name, "why": shaped.why},
+        "family": {"name": shaped.family.name if shaped.family else None, "why": shaped.why},
         "canonical": shown(exchange.parsed.request),
+        "route": shaped.route,
         "upstream": shaped.body,
         "headers": dict(exchange.report.headers()),
         "notes": [

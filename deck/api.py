@@ -24,7 +24,9 @@ from deck.canon.request import (
     Part,
     Reasoning,
     ReasoningSetting,
+    Request,
     Text,
+    TextRequest,
     Tool,
     ToolCall,
     ToolChoice,
@@ -32,11 +34,13 @@ from deck.canon.request import (
 )
 from deck.contracts import (
     Address,
+    CountingSurface,
     ExchangeRecord,
     Facts,
     Family,
     Filter,
     Launcher,
+    Needs,
     Observer,
     Parsed,
     ParseOptions,
@@ -53,8 +57,10 @@ from deck.hookspecs import hookimpl
 from deck.normalize import reasoning as reasoning
 from deck.normalize.fields import Field, Reader, Table, Treatment, Values, unknown
 from deck.normalize.ids import digest9, tool_id_of_client
+from deck.normalize.media import image_of_url
 from deck.normalize.report import Report
 from deck.normalize.sampling import EXTENSIONS, OUT_OF_REACH, SAMPLING, SAMPLING_NAMES
+from deck.normalize.schema import note_loosenings
 from deck.normalize.types import (
     anything,
     array,
@@ -82,6 +88,7 @@ __all__ = [
     "Answer",
     "Audio",
     "ChatRequest",
+    "CountingSurface",
     "DeckError",
     "ErrorKind",
     "Event",
@@ -99,6 +106,7 @@ __all__ = [
     "Image",
     "Launcher",
     "Message",
+    "Needs",
     "Observer",
     "Output",
     "ParseOptions",
@@ -115,6 +123,7 @@ __all__ = [
     "ReasoningSetting",
     "ReplyHead",
     "Report",
+    "Request",
     "Route",
     "Server",
     "ServerState",
@@ -123,6 +132,7 @@ __all__ = [
     "Surface",
     "Table",
     "Text",
+    "TextRequest",
     "Tool",
     "ToolCall",
     "ToolChoice",
@@ -136,12 +146,14 @@ __all__ = [
     "budget",
     "digest9",
     "hookimpl",
+    "image_of_url",
     "integer",
     "invalid",
     "is_json_object",
     "json",
     "logit_bias",
     "mapping",
+    "note_loosenings",
     "number",
     "off_or_integer",
     "one_of",

@@ -17,7 +17,7 @@ from deck.admin import Admin, send_answer
 from deck.body import ClientGone
 from deck.catalog import Catalog
 from deck.config import Config
-from deck.contracts import Launcher, Surface
+from deck.contracts import Launcher, Route, Surface
 from deck.endpoint import Endpoint, error_headers
 from deck.errors import DeckError, ErrorKind
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
@@ -80,6 +80,7 @@ class Deck:
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
         self.admin = Admin(config, tokens, self.pipeline, self.metrics)
         self._surfaces: Mapping[str, Surface] = {path: found[0] for path, found in plugins.routes.items()}
+        self._routes: Mapping[str, Route] = {path: found[1] for path, found in plugins.routes.items()}
         self._stack = contextlib.AsyncExitStack()
 
     def _launcher_of(self, profile: Profile) -> Launcher:
@@ -101,7 +102,7 @@ class Deck:
         if scope["method"] == "POST" and not _is_header_bomb(scope):
             surface = self._surfaces.get(path)
             if surface is not None:
-                await self.endpoint(scope, receive, send, surface)
+                await self.endpoint(scope, receive, send, surface, self._routes[path])
                 return
         await self._fixed(scope, receive, send, path)
 
@@ -113,6 +114,7 @@ class Deck:
             answer = await self._answer(scope, receive, method, path)
         except DeckError as exc:
             surface = self._voice(scope, path)
+            headers += _further_ids(surface, identity)
             body = surface.error(exc, identity) if surface else _plain(exc)
             headers += [*error_headers(exc), *self._allow(exc, path)]
             answer = exc.kind.status, body
@@ -145,6 +147,10 @@ class Deck:
         raise self._unknown(path)
 
     def _unknown(self, path: str) -> DeckError:
+        within = next((known for known in self._surfaces if path.startswith(f"{known}/")), None)
+        if within is not None:
+            message = f"/v1{path[:100]} is not implemented by Deck, which stores nothing; send the whole input instead"
+            return DeckError(ErrorKind.NOT_FOUND, message)
         missing = [known for known in discovery.NOT_IMPLEMENTED if known not in self._surfaces]
         asked = max((known for known in missing if f"{path}/".startswith(f"{known}/")), key=len, default=None)
         if asked is not None:
@@ -196,6 +202,11 @@ class Deck:
         await self.board.close()
         await self._transport.aclose()
         await self._stack.aclose()
+
+
+def _further_ids(surface: Surface | None, identity: str) -> list[tuple[bytes, bytes]]:
+    names = surface.id_headers if surface is not None else ()
+    return [(name.encode(), identity.encode()) for name in names if name != "x-request-id"]
 
 
 def _is_header_bomb(scope: Scope) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from deck.canon.answer import Answer
 from deck.canon.events import Event
-from deck.canon.request import ChatRequest
+from deck.canon.request import ChatRequest, Request
 from deck.errors import DeckError
 from deck.normalize.fields import Table
 from deck.normalize.report import Report
@@ -113,19 +113,53 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A path of a surface, without the `/v1` prefix, and what it does there."""
+    """A path of a surface, without the `/v1` prefix, and what it does there.
+
+    `count` answers with the tokens that the same body would cost, by `CountingSurface.render_count`.
+    """
 
     path: str
     method: Literal["POST"] = "POST"
-    operation: str = "generate"
+    operation: Literal["generate", "count"] = "generate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseOptions:
-    """What an operator set for this request: leniency, and template variables a client may set."""
+    """What a parser knows beside the body.
+
+    Args:
+        lenient: unknown fields and refused hints are removed and reported, not refused.
+        template_kwargs: template variables a client may set.
+        operation: the route's.
+        headers: those request headers that the surface asked for by `Surface.header_names`, by lower-case name.
+        remove_attribution: take out lines of a system prompt that change with every request and say only who sent it.
+        remote_images: an http(s) URL of an image may be passed on; Deck fetches it under the operator's rules.
+    """
 
     lenient: bool = False
     template_kwargs: frozenset[str] = frozenset()
+    operation: Literal["generate", "count"] = "generate"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    remove_attribution: bool = True
+    remote_images: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a surface's answer needs from llama-server beyond the answer itself.
+
+    Args:
+        stop_sequence: which stop string ended the answer, in `Finish.stop_sequence`.
+        prompt_progress: `Progress("prompt", …)` with `total` and `cache` tokens before the answer begins.
+        reasoning_tokens: `Usage.reasoning`, counted by the model's own tokenizer where llama-server does not say.
+    """
+
+    stop_sequence: bool = False
+    prompt_progress: bool = False
+    reasoning_tokens: bool = False
+
+
+NEEDS_NOTHING = Needs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +169,10 @@ class Parsed:
     `paths` tells where the client wrote a sampling field, where that is not its canonical name.
     """
 
-    request: ChatRequest
+    request: Request
     reply: Any
     paths: Mapping[str, str] = field(default_factory=dict)
+    needs: Needs = NEEDS_NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +198,17 @@ class Projector(Protocol):
 
 @runtime_checkable
 class Surface(Protocol):
-    """A client-facing API: routes, request fields, parser, projector, error shape."""
+    """A client-facing API: routes, request fields, parser, projector, error shape.
+
+    `header_names` are the request headers that `parse` wants to see, in lower case. `id_headers` are the answer's
+    headers that carry the id of the request.
+    """
 
     name: str
     title: str
     routes: Sequence[Route]
+    header_names: Sequence[str]
+    id_headers: Sequence[str]
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -192,6 +233,15 @@ class Surface(Protocol):
 
     def error(self, error: DeckError, request_id: str) -> dict[str, Any]:
         """Make the error envelope of this wire."""
+        ...
+
+
+@runtime_checkable
+class CountingSurface(Surface, Protocol):
+    """A surface with a route whose operation is `count`."""
+
+    def render_count(self, tokens: int) -> dict[str, Any]:
+        """Make the answer that says how many tokens the request's prompt takes."""
         ...
 
 
@@ -229,8 +279,8 @@ class Step(Protocol):
     name: str
     phase: int
 
-    def apply(self, request: ChatRequest, profile: Profile, report: Report) -> ChatRequest:
-        """Return the request as this step leaves it; each change leaves a note."""
+    def apply(self, request: Request, profile: Profile, report: Report) -> Request:
+        """Return the request, of the same type, as this step leaves it; each change leaves a note."""
         ...
 
 

@@ -18,9 +18,10 @@ from deck.body import ClientGone, read_body
 from deck.canon.answer import Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.config import Config
-from deck.contracts import ExchangeRecord, Observer, ReplyHead, ServerState, Surface
+from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind
 from deck.http import Receive, Scope, Send, alphanumerics, header, request_id
+from deck.normalize.report import Report
 from deck.pipeline import Exchange, Pipeline
 from deck.reply import Reply
 from deck.scheduler.lanes import route_decide
@@ -29,6 +30,7 @@ from deck.tokens import Principal, TokenStore, credentials_of
 _log = logging.getLogger("deck.endpoint")
 # How long the error that ends an answer may take to be written when Deck stops.
 _LAST_WORD = 1.0
+_MOST_PARAMETERS = 16
 _ALIVE = (ServerState.STARTING, ServerState.LOADING, ServerState.READY)
 NOBODY = Principal(name="", models=None, admin=False, compatibility=None)
 
@@ -84,15 +86,15 @@ class Endpoint:
         for running in list(self._running):
             running.cancel("shutdown")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, surface: Surface) -> None:
-        """Serve one request."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route) -> None:
+        """Serve one request to a route of a surface."""
         task = asyncio.current_task()
         assert task is not None
         running = _Running(task)
         self._running.add(running)
         self._idle.clear()
         try:
-            await _Serving(self, scope, receive, send, surface, running).run()
+            await _Serving(self, scope, receive, send, surface, route, running).run()
         finally:
             self._running.discard(running)
             if not self._running:
@@ -117,7 +119,14 @@ class _Serving:
     """The life of one exchange."""
 
     def __init__(
-        self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, surface: Surface, running: _Running
+        self,
+        endpoint: Endpoint,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        surface: Surface,
+        route: Route,
+        running: _Running,
     ) -> None:
         self.endpoint = endpoint
         self.scope = scope
@@ -131,6 +140,7 @@ class _Serving:
             principal=NOBODY,
             seed=alphanumerics(40),
             began=time.monotonic(),
+            operation=route.operation,
         )
         self.reply = Reply(send, self._headers)
         self.outcome = "ok"
@@ -139,7 +149,9 @@ class _Serving:
         self.feed: Callable[[Event], bytes] | None = None
 
     def _headers(self) -> Iterator[tuple[bytes, bytes]]:
-        yield b"x-request-id", self.exchange.id.encode()
+        identity = self.exchange.id.encode()
+        for name in self.surface.id_headers:
+            yield name.encode(), identity
         for name, value in self.exchange.report.headers():
             yield name.lower().encode(), value.encode("latin-1", "replace")
 
@@ -179,6 +191,10 @@ class _Serving:
         content = await read_body(self.scope, self.receive, limit=config.body_limit, timeout=config.body_timeout)
         if header(self.scope, b"idempotency-key") is not None:
             exchange.report.ignored("Idempotency-Key", "every request is generated anew", field="idempotency-key")
+        if self.scope["query_string"]:
+            _ignore_query(self.scope["query_string"], exchange.report)
+        if self.surface.header_names:
+            exchange.headers = _headers_of(self.scope, self.surface.header_names)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
 
     async def _watch(self) -> None:
@@ -190,10 +206,19 @@ class _Serving:
 
     async def _answer(self) -> None:
         assert self.exchange.parsed is not None
-        if self.exchange.parsed.request.stream:
+        if self.exchange.operation == "count":
+            await self._count()
+        elif self.exchange.parsed.request.stream:
             await self._stream()
         else:
             await self._buffer()
+
+    async def _count(self) -> None:
+        surface = self.surface
+        assert isinstance(surface, CountingSurface), f"the surface {surface.name} has a route to count and no answer"
+        tokens, is_estimate = await self.endpoint._pipeline.count(self.exchange)
+        extra = [(b"x-deck-estimate", b"1")] if is_estimate else []
+        await self.reply.json(200, surface.render_count(tokens), extra)
 
     async def _buffer(self) -> None:
         fold, exchange = Fold(), self.exchange
@@ -303,6 +328,18 @@ class _Serving:
                 lane=route_decide().value,
             )
         )
+
+
+def _ignore_query(query: bytes, report: Report) -> None:
+    """Report the query's parameters: no generating route reads any, though clients send some."""
+    for item in query.decode("latin-1").split("&")[:_MOST_PARAMETERS]:
+        if name := item.partition("=")[0]:
+            report.ignored(f"?{name}", "this route reads no query", field="other")
+
+
+def _headers_of(scope: Scope, names: Sequence[str]) -> dict[str, str]:
+    found = ((name, header(scope, name.encode("latin-1"))) for name in names)
+    return {name: value.decode("latin-1") for name, value in found if value is not None}
 
 
 def error_headers(error: DeckError) -> list[tuple[bytes, bytes]]:

@@ -10,13 +10,13 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from deck import json
-from deck.canon.events import Event, Failed
-from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, has_kind
+from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
+from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
 from deck.catalog import Catalog
-from deck.contracts import Facts, Family, Filter, Parsed, ParseOptions, Server, Surface
+from deck.contracts import Facts, Family, Filter, Needs, Parsed, ParseOptions, Server, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.normalize.report import Report
 from deck.plugins import Plugins
@@ -24,13 +24,16 @@ from deck.profile import Profile
 from deck.scheduler.board import Board
 from deck.steps import apply_profile
 from deck.tokens import Principal
-from deck.upstream.client import UpstreamClient
+from deck.upstream.client import CHAT, TEXT, UpstreamClient
 from deck.upstream.decode import Decoder
-from deck.upstream.encode import encode
+from deck.upstream.encode import encode, encode_text
 
 _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _Result = TypeVar("_Result")
+_Asked = TypeVar("_Asked", ChatRequest, TextRequest)
+# Set among a server's arguments, these cut answers as a client's own limit would.
+_SERVER_BUDGET = frozenset({"-n", "--predict", "--n-predict"})
 
 
 @dataclass(slots=True)
@@ -49,16 +52,28 @@ class Exchange:
     granted: float | None = None
     first_token: float | None = None
     server: Server | None = None
+    operation: Literal["generate", "count"] = "generate"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A request ready to be sent: after steps and family, with its upstream body."""
+    """A request ready to be sent, after steps and family: its upstream route and body. Raw prompts have no family."""
 
-    request: ChatRequest
-    family: Family
+    request: Request
+    family: Family | None
     why: str
+    route: str
     body: dict[str, Any]
+
+    def decoder(self, seed: str, profile: Profile) -> Decoder:
+        """Return the decoder for the answer to it."""
+        return Decoder(
+            seed=seed,
+            prefill_only=self.request.is_prefill_only,
+            raw=self.route is TEXT,
+            budget=_budget(self.request, profile),
+        )
 
 
 class Pipeline:
@@ -92,7 +107,13 @@ class Pipeline:
         profile = self._resolve(name, exchange) if isinstance(name, str) and name else None
         lenient = self._lenient or _LENIENT in (exchange.principal.compatibility, profile and profile.compatibility)
         allowed = frozenset(profile.template_kwargs) if profile else frozenset()
-        options = ParseOptions(lenient=lenient, template_kwargs=allowed)
+        options = ParseOptions(
+            lenient=lenient,
+            template_kwargs=allowed,
+            operation=exchange.operation,
+            headers=exchange.headers,
+            remove_attribution=profile.remove_attribution if profile else True,
+        )
         exchange.profile = profile
         exchange.parsed = _plugin(exchange.surface.name, exchange.surface.parse, body, exchange.report, options)
         assert profile is not None, "a surface accepted a body without a model"
@@ -124,6 +145,8 @@ class Pipeline:
         assert exchange.parsed is not None
         assert exchange.profile is not None
         profile, report, request = exchange.profile, exchange.report, exchange.parsed.request
+        if isinstance(request, TextRequest):
+            return self._shape_text(exchange, request, facts)
         if profile.capabilities.reasoning is False and request.reasoning != ReasoningSetting():
             if request.reasoning.enabled is not False:
                 report.ignored(request.reasoning.path, "this model does not think", field="reasoning_effort")
@@ -131,11 +154,27 @@ class Pipeline:
         family, why = self._family(profile, facts)
         defaults = _plugin(family.name, family.defaults)
         request = apply_profile(request, profile, defaults, report, exchange.parsed.paths)
-        for step in self.plugins.steps:
-            request = _plugin(step.name, step.apply, request, profile, report)
+        request = self._step(request, profile, report)
         request = _plugin(family.name, family.adapt, request, facts, report)
         _check_measured(request, facts)
-        return Shaped(request, family, why, encode(request, context=facts.context or profile.server.ctx_size))
+        body = encode(request, context=facts.context or profile.server.ctx_size)
+        return Shaped(request, family, why, CHAT, body | _asked(exchange.parsed.needs))
+
+    def _shape_text(self, exchange: Exchange, request: TextRequest, facts: Facts) -> Shaped:
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        profile, report = exchange.profile, exchange.report
+        request = apply_profile(request, profile, {}, report, exchange.parsed.paths)
+        request = self._step(request, profile, report)
+        body = encode_text(request, context=facts.context or profile.server.ctx_size)
+        return Shaped(request, None, "a raw prompt has no template", TEXT, body | _asked(exchange.parsed.needs))
+
+    def _step(self, request: _Asked, profile: Profile, report: Report) -> _Asked:
+        for step in self.plugins.steps:
+            changed = _plugin(step.name, step.apply, request, profile, report)
+            assert type(changed) is type(request), f"the step {step.name} changed the request's type"
+            request = changed
+        return request
 
     def _family(self, profile: Profile, facts: Facts) -> tuple[Family, str]:
         """Return the model's family, chosen once for the facts of each run of its server."""
@@ -156,15 +195,18 @@ class Pipeline:
         async with self.board.admit(exchange.profile) as server:
             exchange.granted, exchange.server = self._clock(), server
             shaped = self.shape(exchange, server.facts)
-            decoder = Decoder(seed=exchange.seed, prefill_only=shaped.request.is_prefill_only)
-            filtered = _plugin(shaped.family.name, shaped.family.filter, shaped.request)
+            decoder = shaped.decoder(exchange.seed, exchange.profile)
+            filtered = _filter_of(shaped)
+            thoughts = _Thoughts() if exchange.parsed and exchange.parsed.needs.reasoning_tokens else None
             with _blaming(shaped.request):
-                async with self._client.chat(server, json.dumps(shaped.body)) as response:
+                async with self._client.ask(server, shaped.route, json.dumps(shaped.body)) as response:
                     has_begun = False
                     while not decoder.finished:
                         events = await self._next(server, response, decoder)
-                        if filtered is not None:
+                        if filtered is not None and shaped.family is not None:
                             events = _plugin(shaped.family.name, _filter, filtered, events)
+                        if thoughts is not None:
+                            events = await thoughts.count(events, self._client, server, exchange.report)
                         if not events:
                             continue
                         if not has_begun and isinstance(events[0], Failed):
@@ -175,6 +217,36 @@ class Pipeline:
                             return
                     await self._client.settle(response)
 
+    async def count(self, exchange: Exchange) -> tuple[int, bool]:
+        """Return how many tokens the prompt takes, and whether that is only an estimate.
+
+        The model's own counter is asked if the model is loaded, or if its profile lets a count load it.
+
+        Raises:
+            DeckError: the request cannot be honoured, or the server failed.
+        """
+        assert exchange.profile is not None
+        server = self.board.server(exchange.profile.id)
+        if server is not None and server.state is ServerState.READY:
+            exchange.granted = self._clock()
+            return await self._counted(exchange, server), False
+        if exchange.profile.server.load_to_count:
+            async with self.board.admit(exchange.profile) as server:
+                exchange.granted, exchange.server = self._clock(), server
+                return await self._counted(exchange, server), False
+        shaped = self.shape(exchange, Facts())
+        return estimate(shaped.body), True
+
+    async def _counted(self, exchange: Exchange, server: Server) -> int:
+        shaped = self.shape(exchange, server.facts)
+        if isinstance(shaped.request, TextRequest):
+            prompt = shaped.request.prompt
+            return (
+                await self._client.count_text(server, prompt, special=True) if isinstance(prompt, str) else len(prompt)
+            )
+        with _blaming(shaped.request):
+            return await self._client.count_chat(server, json.dumps(shaped.body | {"stream": False}))
+
     async def _next(self, server: Server, response: Any, decoder: Decoder) -> list[Event]:
         try:
             chunk = await self._client.next_chunk(server, response)
@@ -184,14 +256,76 @@ class Pipeline:
         return decoder.feed(chunk) if chunk else decoder.end()
 
 
+class _Thoughts:
+    """Counts the tokens of what was thought, where llama-server does not, just before the end of the answer."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._is_open = False
+
+    async def count(self, events: list[Event], client: UpstreamClient, server: Server, report: Report) -> list[Event]:
+        for place, event in enumerate(events):
+            if isinstance(event, PartStart):
+                self._is_open = event.kind == "reasoning"
+            elif isinstance(event, PartDelta) and self._is_open:
+                self._text.append(event.text)
+            elif isinstance(event, Finish) and event.usage.reasoning is None:
+                usage = replace(event.usage, reasoning=await self._tokens(client, server, report))
+                return [*events[:place], replace(event, usage=usage), *events[place + 1 :]]
+        return events
+
+    async def _tokens(self, client: UpstreamClient, server: Server, report: Report) -> int | None:
+        if not self._text:
+            return 0
+        try:
+            return await client.count_text(server, "".join(self._text))
+        except DeckError as error:
+            report.ignored("usage.reasoning_tokens", f"not counted: {error.message}", field="other")
+            return None
+
+
+def estimate(body: Mapping[str, Any]) -> int:
+    """Return roughly how many tokens a body's prompt takes: a token for each four bytes of what the model reads."""
+    read = [body[name] for name in ("messages", "tools", "prompt") if name in body]
+    return 1 + sum(len(json.dumps(item)) for item in read) // 4
+
+
+def _asked(needs: Needs) -> dict[str, Any]:
+    """Return the members of an upstream body that ask for what a surface's answer needs."""
+    body: dict[str, Any] = {}
+    if needs.stop_sequence:
+        # The only place where llama-server names the stop string; the rest of that object stays behind in the decoder.
+        body["verbose"] = True
+    if needs.prompt_progress:
+        body["return_progress"] = True
+    return body
+
+
+def _budget(request: Request, profile: Profile) -> int | None:
+    """Return the limit on the answer's tokens, 0 where an end by another limit could not be told from one by this."""
+    if "t_max_predict_ms" in request.sampling:
+        return 0
+    budget = request.sampling.get("max_tokens")
+    if budget is None and not _SERVER_BUDGET.isdisjoint(profile.server.args):
+        return 0
+    return budget
+
+
+def _filter_of(shaped: Shaped) -> Filter | None:
+    if shaped.family is None or not isinstance(shaped.request, ChatRequest):
+        return None
+    return _plugin(shaped.family.name, shaped.family.filter, shaped.request)
+
+
 @contextlib.contextmanager
-def _blaming(request: ChatRequest) -> Iterator[None]:
+def _blaming(request: Request) -> Iterator[None]:
     """Name the client's field where llama-server's own words do not: its grammar comes from one of three."""
     try:
         yield
     except DeckError as error:
         if error.kind is ErrorKind.INVALID_REQUEST and error.param is None and _GRAMMAR.search(error.message):
-            error.param = request.output.path if request.output else "tools" if request.tools else None
+            has_tools = isinstance(request, ChatRequest) and request.tools
+            error.param = request.output.path if request.output else "tools" if has_tools else None
         raise
 
 
@@ -209,16 +343,18 @@ def _filter(filtered: Filter, events: list[Event]) -> list[Event]:
     return [item for event in events for item in filtered.feed(event)]
 
 
-def _check_declared(request: ChatRequest, profile: Profile) -> None:
+def _check_declared(request: Request, profile: Profile) -> None:
     capabilities = profile.capabilities
+    if request.output is not None and request.output.kind != "grammar" and capabilities.json_schema is False:
+        mode, path = request.output.kind, request.output.path
+        raise invalid(f"{path}: the model {profile.id!r} cannot be held to {mode}", path)
+    if isinstance(request, TextRequest):
+        return
     for kind, word, declared in ((Image, "images", capabilities.vision), (Audio, "audio", capabilities.audio)):
         if declared is False and (origin := has_kind(request, kind)) is not None:
             raise invalid(f"{origin}.content: the model {profile.id!r} takes no {word}", f"{origin}.content")
     if request.tools and capabilities.tools is False:
         raise invalid(f"tools: the model {profile.id!r} calls no tools", "tools")
-    if request.output is not None and request.output.kind != "grammar" and capabilities.json_schema is False:
-        mode = request.output.kind
-        raise invalid(f"response_format: the model {profile.id!r} cannot be held to {mode}", "response_format")
 
 
 def _check_measured(request: ChatRequest, facts: Facts) -> None:

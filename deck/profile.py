@@ -124,6 +124,7 @@ class ServerSettings(Table):
     memory: Size | None = Field(default=None, description="what the process takes")
     load_timeout: Seconds = Field(default=600.0, gt=0, description="time to load")
     stall_timeout: Seconds = Field(default=300.0, gt=0, description="longest silence of a running answer")
+    load_to_count: StrictBool = Field(default=False, description="a request that only counts tokens may load the model")
     log_lines: Annotated[StrictInt, Field(ge=1, le=1000)] = Field(
         default=20, description="last log lines shown in errors"
     )
@@ -194,6 +195,7 @@ class Profile(Table):
     description: str | None = None
     compatibility: Compatibility = "strict"
     template_kwargs: tuple[str, ...] = ()
+    remove_attribution: StrictBool = True
     capabilities: Capabilities = Capabilities()
     defaults: Frozen[Any] = Field(default_factory=_nothing)
     force: Frozen[Any] = Field(default_factory=_nothing)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from deck.canon.request import ChatRequest
+from deck.canon.request import ChatRequest, TextRequest
 from deck.normalize.report import Report
 from deck.profile import Profile
 
 _NO_PATHS: Mapping[str, str] = {}
+_Request = TypeVar("_Request", ChatRequest, TextRequest)
 
 
 def apply_profile(
-    request: ChatRequest,
+    request: _Request,
     profile: Profile,
     family_defaults: Mapping[str, Any],
     report: Report,
     paths: Mapping[str, str] = _NO_PATHS,
-) -> ChatRequest:
+) -> _Request:
     """Return the request as the profile shapes it; `paths` are the client's own, for the notes."""
     if not (family_defaults or profile.defaults or profile.force or profile.drop or profile.limits):
         return request

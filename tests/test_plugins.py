@@ -44,6 +44,8 @@ SURFACE = """
         name = {name!r}
         title = "A wire"
         routes = (Route(path={path!r}),)
+        header_names = ()
+        id_headers = ("x-request-id",)
         tables = {{"": Table("wire", ())}}
         def parse(self, body, report, options): raise NotImplementedError
         def projector(self, parsed, head): raise NotImplementedError

@@ -91,7 +91,7 @@ class Fold:
         for part in self._parts:
             if not isinstance(part, ToolCall) or is_json_object(part.arguments):
                 parts.append(part)
-            elif self._finish.reason is FinishReason.LENGTH:
+            elif self._finish.reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
                 # An honest finish: the fragment is text of the assistant, never an invented object.
                 cut.append(part.name)
                 parts.append(Text(f"{part.name}({part.arguments}"))

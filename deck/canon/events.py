@@ -17,11 +17,12 @@ PartKind = Literal["text", "reasoning", "tool_call"]
 
 
 class FinishReason(Enum):
-    """Why an answer ended."""
+    """Why an answer ended; `LENGTH` is the client's own limit, `CONTEXT` the model's."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+    CONTEXT = "context"
 
 
 @dataclass(frozen=True, slots=True)

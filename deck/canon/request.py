@@ -142,6 +142,27 @@ class ChatRequest:
         return self.sampling.get("max_tokens") == 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRequest:
+    """A raw prompt to continue, as text or as ids of the model's own tokens; no template is applied to it."""
+
+    model: str
+    prompt: str | tuple[int, ...]
+    sampling: Mapping[str, Json] = field(default_factory=dict)
+    output: Output | None = None
+    logprobs: int | None = None
+    stream: bool = False
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def is_prefill_only(self) -> bool:
+        """True for an explicit budget of zero: the prompt is processed, nothing may be answered."""
+        return self.sampling.get("max_tokens") == 0
+
+
+Request = ChatRequest | TextRequest
+
+
 def has_kind(request: ChatRequest, kind: type[Image] | type[Audio]) -> str | None:
     """Return the origin of the first message that carries a part of `kind`, searching tool results too."""
     for message in request.messages:

@@ -36,7 +36,7 @@ class Note:
 
 
 class Report:
-    """Grow while a request is normalised; afterwards it is only read."""
+    """Grow while a request is normalised; afterwards it is only read, but for what the answer itself settles."""
 
     __slots__ = ("_notes",)
 
@@ -55,6 +55,10 @@ class Report:
     def changed(self, path: str, detail: str, *, shown: str | None = None, field: str | None = None) -> None:
         """Say that what stands at `path` was honoured differently; `shown` as `a>b` or `a=2.5>2`."""
         self._notes.append(Note(NoteKind.CHANGED, path, detail, shown or path, field or _bare(path)))
+
+    def settled(self, path: str) -> None:
+        """Take back that what stands at `path` had no effect: the answer was found to hold to it."""
+        self._notes = [note for note in self._notes if note.kind is NoteKind.CHANGED or note.path != path]
 
     def headers(self) -> list[tuple[str, str]]:
         """Return the headers to send, none when there is nothing to say."""

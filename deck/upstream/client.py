@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 
-from deck import __version__
+from deck import __version__, json
 from deck.contracts import Address, Server
 from deck.errors import DeckError, ErrorKind
 from deck.upstream.failures import upstream_error
 from deck.upstream.transport import RawResponse, Target, TimeLimits, Transport
 
 _ERROR_LIMIT = 1 << 20
+_ANSWER_LIMIT = 64 << 20
 _END_WAIT = 0.5
 _SETTLE = 1.0
-_CHAT = "/v1/chat/completions"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+_COUNT = "/v1/chat/completions/input_tokens"
+_TOKENIZE = "/tokenize"
 
 
 class UpstreamClient:
@@ -26,24 +31,58 @@ class UpstreamClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def chat(self, server: Server, body: bytes) -> Posted:
-        """Post a chat body; entered, it gives the answer once its head says 200; leaving early aborts it at once.
+    def ask(self, server: Server, route: str, body: bytes) -> Posted:
+        """Post to `CHAT` or `TEXT`; entered, it gives the answer once its head says 200; leaving early aborts it.
 
         Raises:
             DeckError: llama-server refused, died, or stayed silent too long.
         """
-        return Posted(self, server, body)
+        return Posted(self, server, route, body)
 
-    async def post(self, server: Server, body: bytes) -> RawResponse:
-        """Post a chat body and return the answer, which the caller must close.
+    async def post(self, server: Server, route: str, body: bytes) -> RawResponse:
+        """Post a body and return the answer, which the caller must close.
 
         Raises:
             DeckError: llama-server refused, died, or stayed silent too long.
         """
         try:
-            return await self._send(server, _CHAT, body)
+            return await self._send(server, route, body)
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
+
+    async def count_chat(self, server: Server, body: bytes) -> int:
+        """Return how many tokens the prompt of a chat body takes, template and tools included.
+
+        Raises:
+            DeckError: llama-server refused, died, or answered something else.
+        """
+        found = (await self._whole(server, _COUNT, body)).get("input_tokens")
+        if type(found) is not int:
+            raise DeckError(ErrorKind.UPSTREAM, f"the llama-server of {server.profile.id!r} did not say a count")
+        return found
+
+    async def count_text(self, server: Server, text: str, *, special: bool = False) -> int:
+        """Return how many tokens a text takes; `special` adds what begins a prompt.
+
+        Raises:
+            DeckError: llama-server refused, died, or answered something else.
+        """
+        body = json.dumps({"content": text, "add_special": special, "parse_special": special})
+        found = (await self._whole(server, _TOKENIZE, body)).get("tokens")
+        if type(found) is not list:
+            raise DeckError(ErrorKind.UPSTREAM, f"the llama-server of {server.profile.id!r} gave no tokens")
+        return len(found)
+
+    async def _whole(self, server: Server, route: str, body: bytes) -> dict[str, Any]:
+        async with self.ask(server, route, body) as response:
+            try:
+                value = json.loads(await response.read(_ANSWER_LIMIT))
+            except httpx.HTTPError as exc:
+                raise await _broken(server, exc) from exc
+            except ValueError as exc:
+                message = f"the llama-server of {server.profile.id!r} answered {route} with no JSON"
+                raise DeckError(ErrorKind.UPSTREAM, message) from exc
+        return value if type(value) is dict else {}
 
     async def next_chunk(self, server: Server, response: RawResponse) -> bytes:
         """Return more bytes of an answer, b"" at its end.
@@ -102,15 +141,16 @@ class UpstreamClient:
 class Posted:
     """An answer being read; a class of its own since contextlib's costs more than the whole hop's bookkeeping."""
 
-    __slots__ = ("_body", "_client", "_response", "_server")
+    __slots__ = ("_body", "_client", "_response", "_route", "_server")
 
-    def __init__(self, client: UpstreamClient, server: Server, body: bytes) -> None:
+    def __init__(self, client: UpstreamClient, server: Server, route: str, body: bytes) -> None:
         self._client = client
         self._server = server
+        self._route = route
         self._body = body
 
     async def __aenter__(self) -> RawResponse:
-        self._response = await self._client.post(self._server, self._body)
+        self._response = await self._client.post(self._server, self._route, self._body)
         return self._response
 
     async def __aexit__(self, *failure: object) -> None:

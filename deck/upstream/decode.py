@@ -16,9 +16,10 @@ from deck.upstream.parts import Parts
 from deck.upstream.sse import SSEDecoder, SSEError
 from deck.upstream.toolcalls import ToolCalls
 
-_OBJECT = "chat.completion.chunk"
+_CHAT_OBJECT = "chat.completion.chunk"
+_TEXT_OBJECT = "text_completion"
 _DONE = b"[DONE]"
-_REASONS = {reason.value: reason for reason in FinishReason}
+_REASONS = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)}
 _EXTRA_NAMES = ("usage", "timings", "prompt_progress", "__verbose")
 _EXTRAS = frozenset(_EXTRA_NAMES)
 _EXCERPT = 40
@@ -34,11 +35,17 @@ class Decoder:
         seed: makes the ids of the tool calls; the same seed gives the same ids.
         prefill_only: nothing was asked for but the prompt's processing: no parts come out, and the answer ends in
             `FinishReason.LENGTH` with no completion tokens.
+        raw: the answer continues a raw prompt: it is text alone, in the older route's frames.
+        budget: the most tokens asked for, None = no limit: an answer that ends in `length` below it filled the
+            context. 0, the default, tells nothing.
     """
 
-    def __init__(self, *, seed: str, prefill_only: bool = False) -> None:
+    def __init__(self, *, seed: str, prefill_only: bool = False, raw: bool = False, budget: int | None = 0) -> None:
         self.finished = False
         self._prefill_only = prefill_only
+        self._raw = raw
+        self._object = _TEXT_OBJECT if raw else _CHAT_OBJECT
+        self._budget = budget
         self._sse = SSEDecoder()
         self._parts = Parts()
         self._calls = ToolCalls(seed, self._parts)
@@ -97,7 +104,9 @@ class Decoder:
             raise upstream_error(200, chunk)
         choices = chunk.get("choices")
         has_extras = not _EXTRAS.isdisjoint(chunk)
-        if chunk.get("object", _OBJECT) != _OBJECT or not (type(choices) is list or (choices is None and has_extras)):
+        if chunk.get("object", self._object) != self._object or not (
+            type(choices) is list or (choices is None and has_extras)
+        ):
             raise _garbage(payload)
         if not self._is_started:
             self._start(chunk)
@@ -134,7 +143,10 @@ class Decoder:
             if reason:
                 self._parts.timings = None  # they are the whole answer's, and `Finish` carries them
             delta = choice.get("delta")
-            if type(delta) is dict:
+            if self._raw:
+                if text := choice.get("text"):
+                    self._text("text", text, payload)
+            elif type(delta) is dict:
                 self._delta(delta, payload)
             elif delta:
                 raise _garbage(payload)
@@ -202,6 +214,8 @@ class Decoder:
             reason = FinishReason.TOOL_CALLS
         if self._prefill_only:
             reason, usage = FinishReason.LENGTH, Usage(usage.prompt, 0, usage.cached)
+        elif reason is FinishReason.LENGTH and usage.completion and _is_below(usage.completion, self._budget):
+            reason = FinishReason.CONTEXT
         stop_sequence = None if self._prefill_only else self._stop_sequence
         self._parts.events.append(Finish(reason, usage, stop_sequence, self._timings))
         self.finished = True
@@ -210,6 +224,10 @@ class Decoder:
         if not self.finished:
             self.finished = True
             self._parts.events.append(Failed(error))
+
+
+def _is_below(completion: int, budget: int | None) -> bool:
+    return budget is None or completion < budget
 
 
 def _object(payload: bytes) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The canonical request as the body of llama-server's `/v1/chat/completions`.
+"""The canonical request as the body of llama-server's `/v1/chat/completions`, a raw prompt as `/v1/completions`'.
 
 The one place that knows llama-server's field names for what Deck has under its own; it always streams and always
 asks for usage. Facts: llama.cpp `tools/server` (`server-common.cpp` for chat fields, `server-schema.cpp` for samplers).
@@ -17,6 +17,7 @@ from deck.canon.request import (
     Part,
     Reasoning,
     Text,
+    TextRequest,
     Tool,
     ToolCall,
     ToolResult,
@@ -33,11 +34,7 @@ def encode(request: ChatRequest, *, context: int | None) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    body |= request.sampling
-    for name in _WHOLE_CONTEXT:
-        if body.get(name) == -1:
-            body[name] = context or 1 << 20
-    body |= request.extra
+    body |= _settings(request, context)
     tools = offered_tools(request)
     if tools:
         body["tools"] = [_tool(tool) for tool in tools]
@@ -51,6 +48,36 @@ def encode(request: ChatRequest, *, context: int | None) -> dict[str, Any]:
         # 0 would switch logprobs off altogether; the surface cuts to what was asked.
         body |= {"logprobs": True, "top_logprobs": max(1, request.logprobs)}
     return body | _reasoning(request)
+
+
+def encode_text(request: TextRequest, *, context: int | None) -> dict[str, Any]:
+    """Return the upstream body of a raw prompt; `context` is the slot's size in tokens, where known."""
+    body: dict[str, Any] = {
+        "prompt": request.prompt if isinstance(request.prompt, str) else list(request.prompt),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body |= _settings(request, context)
+    if request.output is not None:
+        body |= _raw_output(request.output)
+    if request.logprobs is not None:
+        # As for chat, 0 would switch them off. The old route counts alternatives in `logprobs` itself.
+        body["logprobs"] = max(1, request.logprobs)
+    return body
+
+
+def _settings(request: ChatRequest | TextRequest, context: int | None) -> dict[str, Any]:
+    body = {**request.sampling, **request.extra}
+    for name in _WHOLE_CONTEXT:
+        if body.get(name) == -1:
+            body[name] = context or 1 << 20
+    return body
+
+
+def _raw_output(output: Output) -> dict[str, Any]:
+    if output.kind == "grammar":
+        return {"grammar": output.grammar}
+    return {"json_schema": {"type": "object"} if output.kind == "json_object" else output.schema}
 
 
 def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:

@@ -18,11 +18,12 @@ from deck.api import (
     Table,
     hookimpl,
 )
+from deck_plugins.openai_wire import render_error
 
 from .fields import TABLES
 from .parse import parse
 from .project import ChatProjector
-from .render import render, render_error
+from .render import render
 
 
 class OpenAIChat:
@@ -31,6 +32,8 @@ class OpenAIChat:
     name = "chat"
     title = "OpenAI Chat Completions"
     routes: Sequence[Route] = (Route(path="/chat/completions"),)
+    header_names: Sequence[str] = ()
+    id_headers: Sequence[str] = ("x-request-id",)
 
     @property
     def tables(self) -> Mapping[str, Table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from deck.api import (
@@ -17,6 +16,7 @@ from deck.api import (
     ToolResult,
     Values,
     digest9,
+    image_of_url,
     invalid,
     is_json_object,
     json,
@@ -26,11 +26,10 @@ from deck.api import (
 
 from .fields import AUDIO, CALL, CALL_FUNCTION, IMAGE, MESSAGE, PARTS
 
-_DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,[A-Za-z0-9+/]+={0,2}")
 _NO_ARGUMENTS = ("", "null")
 
 
-def read_messages(reader: Reader, items: list[Any]) -> tuple[Message, ...]:
+def read_messages(reader: Reader, items: list[Any], *, remote_images: bool) -> tuple[Message, ...]:
     """Return the turns in the client's order.
 
     Raises:
@@ -38,7 +37,7 @@ def read_messages(reader: Reader, items: list[Any]) -> tuple[Message, ...]:
     """
     if not items:
         raise invalid("messages: expected at least one message", "messages", "unsupported_value")
-    turns = [_Turn(reader, item, f"messages[{position}]") for position, item in enumerate(items)]
+    turns = [_Turn(reader, item, f"messages[{position}]", remote_images) for position, item in enumerate(items)]
     for turn in turns:
         if "prefix" in turn.values and turn.values.get("prefix") is not (turn is turns[-1]):
             reader.report.ignored(turn.values.path("prefix"), "the last assistant turn, and no other, is continued")
@@ -48,7 +47,8 @@ def read_messages(reader: Reader, items: list[Any]) -> tuple[Message, ...]:
 class _Turn:
     """One message while it is read; `path` is the client's own."""
 
-    def __init__(self, reader: Reader, item: Any, path: str) -> None:
+    def __init__(self, reader: Reader, item: Any, path: str, remote: bool) -> None:
+        self.remote = remote
         if not isinstance(item, dict):
             raise wrong_type(path, "an object", item)
         self.reader = reader
@@ -182,11 +182,11 @@ class _Turn:
         return tuple(
             part
             for position, item in enumerate(content)
-            if (part := _read_part(self.reader, item, f"{where}[{position}]")) is not None
+            if (part := _read_part(self.reader, item, f"{where}[{position}]", self.remote)) is not None
         )
 
 
-def _read_part(reader: Reader, item: Any, path: str) -> Part | None:
+def _read_part(reader: Reader, item: Any, path: str, remote: bool) -> Part | None:
     if isinstance(item, str):
         reader.report.changed(path, "a bare string is a text part", shown=f"{path}:string>text")
         return Text(item)
@@ -205,7 +205,7 @@ def _read_part(reader: Reader, item: Any, path: str) -> Part | None:
         case "text":
             return Text(part.get("text")) if part.get("text") else None
         case "image_url":
-            return _image(reader, part, path)
+            return _image(reader, part, path, remote)
         case "input_audio":
             return _audio(reader, part, path)
         case "thinking":
@@ -214,7 +214,7 @@ def _read_part(reader: Reader, item: Any, path: str) -> Part | None:
             return Reasoning(part.get("text", ""))
 
 
-def _image(reader: Reader, part: Values, path: str) -> Image:
+def _image(reader: Reader, part: Values, path: str, remote: bool) -> Image:
     sent = part.get("image_url")
     where = f"{path}.image_url"
     if isinstance(sent, str):
@@ -226,13 +226,7 @@ def _image(reader: Reader, part: Values, path: str) -> Image:
         raise wrong_type(where, "an object with a url", sent)
     if not isinstance(url, str):
         raise invalid(f"{where} is required", where, "missing_required_parameter")
-    if not url.startswith("data:"):
-        raise invalid(
-            f"{where}: only data: URLs are accepted; Deck fetches no client's URL", where, "unsupported_value"
-        )
-    if not _DATA_URL.fullmatch(url):
-        raise invalid(f"{where}: expected data:image/…;base64,… without line breaks", where, "unsupported_value")
-    return Image(url)
+    return image_of_url(url, where, remote=remote)
 
 
 def _audio(reader: Reader, part: Values, path: str) -> Audio:

@@ -68,7 +68,7 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     setting, exclude, kwargs = _reasoning(reader, fields, options)
     request = ChatRequest(
         model=fields.get("model"),
-        messages=read_messages(reader, fields.get("messages")),
+        messages=read_messages(reader, fields.get("messages"), remote_images=options.remote_images),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=fields.get("parallel_tool_calls") if tools else None,

@@ -20,9 +20,10 @@ from deck.api import (
     Start,
     json,
 )
+from deck_plugins.openai_wire import entry, render_error, render_usage
 
 from .parse import Reply
-from .render import completion_id, entry, finish_reason, render_error, render_usage
+from .render import completion_id, finish_reason
 
 _DONE = b"data: [DONE]\n\n"
 

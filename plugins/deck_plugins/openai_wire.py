@@ -1,0 +1,65 @@
+"""What the wires of OpenAI have in common: the error envelope, and of Chat and Completions usage and token entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deck.api import DeckError, ErrorKind, Usage
+
+# Types and codes by kind: the OpenAI API's error reference.
+_ERRORS: dict[ErrorKind, tuple[str, str | None]] = {
+    ErrorKind.INVALID_REQUEST: ("invalid_request_error", None),
+    ErrorKind.CONTEXT_LENGTH: ("invalid_request_error", "context_length_exceeded"),
+    ErrorKind.AUTHENTICATION: ("invalid_request_error", "invalid_api_key"),
+    ErrorKind.PERMISSION: ("permission_error", None),
+    ErrorKind.NOT_FOUND: ("invalid_request_error", "unknown_url"),
+    ErrorKind.MODEL_NOT_FOUND: ("invalid_request_error", "model_not_found"),
+    ErrorKind.METHOD_NOT_ALLOWED: ("invalid_request_error", "method_not_allowed"),
+    ErrorKind.REQUEST_TIMEOUT: ("timeout_error", "request_timeout"),
+    ErrorKind.TOO_LARGE: ("invalid_request_error", "request_too_large"),
+    ErrorKind.UNSUPPORTED_MEDIA: ("invalid_request_error", "unsupported_media_type"),
+    ErrorKind.UPGRADE_REQUIRED: ("invalid_request_error", "upgrade_required"),
+    ErrorKind.RATE_LIMIT: ("rate_limit_error", "rate_limit_exceeded"),
+    ErrorKind.HEADERS_TOO_LARGE: ("invalid_request_error", "headers_too_large"),
+    ErrorKind.INTERNAL: ("server_error", None),
+    ErrorKind.UPSTREAM: ("server_error", "upstream_error"),
+    ErrorKind.UNAVAILABLE: ("service_unavailable_error", "server_is_overloaded"),
+    ErrorKind.UPSTREAM_TIMEOUT: ("server_error", "timeout"),
+}
+
+
+def render_error(error: DeckError) -> dict[str, Any]:
+    """Return the envelope; its four members always stand."""
+    kind, code = _ERRORS[error.kind]
+    return {
+        "error": {"message": error.message, "type": kind, "param": error.param, "code": error.code or code},
+    }
+
+
+def render_usage(usage: Usage) -> dict[str, Any]:
+    """Return the usage object; what is not known is left out."""
+    body: dict[str, Any] = {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+    }
+    if usage.cached is not None:
+        body["prompt_tokens_details"] = {"cached_tokens": usage.cached}
+    if usage.reasoning is not None:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+    return body
+
+
+def entry(item: Mapping[str, Any], top: int) -> dict[str, Any]:
+    """Return one logprobs entry in the wire's shape: llama-server's token ids out, alternatives as many as asked."""
+    alternatives: Sequence[Mapping[str, Any]] = item.get("top_logprobs") or ()
+    return {
+        "token": item.get("token", ""),
+        "logprob": item.get("logprob", 0.0),
+        "bytes": item.get("bytes"),
+        "top_logprobs": [
+            {"token": other.get("token", ""), "logprob": other.get("logprob", 0.0), "bytes": other.get("bytes")}
+            for other in alternatives[:top]
+        ],
+    }
