@@ -54,6 +54,7 @@ class Exchange:
     server: Server | None = None
     operation: Literal["generate", "count"] = "generate"
     headers: Mapping[str, str] = field(default_factory=dict)
+    shaped: Shaped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class Pipeline:
         assert exchange.profile is not None
         async with self.board.admit(exchange.profile) as server:
             exchange.granted, exchange.server = self._clock(), server
-            shaped = self.shape(exchange, server.facts)
+            exchange.shaped = shaped = self.shape(exchange, server.facts)
             decoder = shaped.decoder(exchange.seed, exchange.profile)
             filtered = _filter_of(shaped)
             thoughts = _Thoughts() if exchange.parsed and exchange.parsed.needs.reasoning_tokens else None

@@ -119,6 +119,8 @@ MESSAGE = Table(
     ),
 )
 
+_HELD = "reported, unless an answer that is not streamed was checked and holds to the schema"
+
 _MARKS = (Field.annotation("cache_control", _CACHE), Field.annotation("prompt_cache_breakpoint", _CACHE))
 _TYPE = Field.mapped("type", string())
 
@@ -168,7 +170,7 @@ TOOL = Table(
         Field.mapped("name", string()),
         Field.mapped("description", string()),
         Field.mapped("parameters", mapping()),
-        Field.mapped("strict", boolean()),
+        Field.mapped("strict", boolean(), reason=_HELD),
         Field.annotation("cache_control", _CACHE),
         Field.annotation("defer_loading", "all tools are offered at once"),
     ),
@@ -179,7 +181,7 @@ FUNCTION = Table(
         Field.mapped("name", string(pattern=r"[A-Za-z0-9_-]{1,64}")),
         Field.mapped("description", string()),
         Field.mapped("parameters", mapping()),
-        Field.mapped("strict", boolean()),
+        Field.mapped("strict", boolean(), reason=_HELD),
         Field.annotation("cache_control", _CACHE),
     ),
 )
@@ -196,7 +198,7 @@ FORMAT_SCHEMA = Table(
     (
         Field.mapped("schema", mapping()),
         Field.mapped("name", string(pattern=r"[A-Za-z0-9_-]{1,64}")),
-        Field.mapped("strict", boolean()),
+        Field.mapped("strict", boolean(), reason=_HELD),
         Field.annotation("description", "only the schema constrains the answer"),
     ),
 )
