@@ -23,9 +23,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image as a base64 `data:` URL."""
+    """An image as a base64 `data:` URL, or one that Deck is yet to fetch; `path` is where the client wrote it."""
 
     url: str
+    path: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
