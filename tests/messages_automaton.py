@@ -27,7 +27,10 @@ class StreamFault(Exception):
 
 @dataclass
 class MessagesStream:
-    """What a valid stream said; `content` as the buffered object would have it, `cut` the fragment of a cut input."""
+    """What a valid stream said; `content` as the buffered object would have it, `cut` the fragment of a cut input.
+
+    A call without any input is `{}`, or was cut before it began.
+    """
 
     message: dict[str, Any] = field(default_factory=dict)
     content: list[dict[str, Any]] = field(default_factory=list)
@@ -151,7 +154,7 @@ class _Reader:
         need(self.state == "block" and self.block is not None, "content_block_stop without an open block")
         assert self.block is not None
         need(body["index"] == len(self.stream.content) - 1, "the stop of another block")
-        need(self.stream.cut is None, "a block after one that was cut")
+        need(not self.stream.cut, "a block after one that was cut")
         if self.block["type"] == "tool_use":
             self.finish_call()
         elif self.block["type"] == "thinking":
@@ -160,11 +163,12 @@ class _Reader:
 
     def finish_call(self) -> None:
         assert self.block is not None
-        text = "".join(self.pieces) or "{}"
+        text = "".join(self.pieces)
+        self.stream.cut = None if text else ""
         try:
-            self.block["input"] = json.loads(text)
+            self.block["input"] = json.loads(text or "{}")
         except ValueError:
-            self.stream.cut = "".join(self.pieces)
+            self.stream.cut = text
             return
         need(isinstance(self.block["input"], dict), "an input that is no object")
 
@@ -177,7 +181,9 @@ class _Reader:
         need((stream.stop_sequence is not None) == (stream.stop_reason == "stop_sequence"), "stop_sequence")
         need(stream.stop_reason != "tool_use" or stream.calls, "tool_use without a call")
         need(stream.stop_reason not in ("end_turn", "stop_sequence") or not stream.calls, "a call, but no tool_use")
-        need(stream.cut is None or stream.stop_reason in CUT, "an input that is no JSON")
+        need(not stream.cut or stream.stop_reason in CUT, "an input that is no JSON")
+        if stream.stop_reason not in CUT:
+            stream.cut = None
         _usage(body["usage"])
         stream.usage = body["usage"]
         self.state = "closing"
