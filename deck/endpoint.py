@@ -248,10 +248,12 @@ class _Serving:
         failed: DeckError | None = None
         async with contextlib.aclosing(self.endpoint._pipeline.events(self.exchange)) as batches:
             async for events in batches:
-                frames = []
+                frames: list[bytes] = []
                 for event in events:
                     if type(event) is not PartDelta or self.exchange.first_token is None:
                         failed = self._note(event) or failed
+                    if failed is not None and not reply.has_started and not any(frames):
+                        raise failed
                     frames.append(feed(event))
                 data = b"".join(frames)
                 if data:
