@@ -30,6 +30,7 @@ from deck.upstream.encode import encode, encode_text
 
 _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
+_TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
 _Result = TypeVar("_Result")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 # Set among a server's arguments, these cut answers as a client's own limit would.
@@ -199,6 +200,7 @@ class Pipeline:
             filtered = _filter_of(shaped)
             thoughts = _Thoughts() if exchange.parsed and exchange.parsed.needs.reasoning_tokens else None
             with _blaming(shaped.request):
+                await self._check_schema(server, shaped.request)
                 async with self._client.ask(server, shaped.route, json.dumps(shaped.body)) as response:
                     has_begun = False
                     while not decoder.finished:
@@ -216,6 +218,16 @@ class Pipeline:
                         if isinstance(events[-1], Failed):
                             return
                     await self._client.settle(response)
+
+    async def _check_schema(self, server: Server, request: Request) -> None:
+        """Refuse a schema that cannot be read: llama-server's route for raw prompts leaves it out without a word."""
+        if not isinstance(request, TextRequest) or request.output is None or request.output.schema is None:
+            return
+        try:
+            await self._client.read_schema(server, request.output.schema)
+        except DeckError as error:
+            if _GRAMMAR.search(error.message):
+                raise
 
     async def count(self, exchange: Exchange) -> tuple[int, bool]:
         """Return how many tokens the prompt takes, and whether that is only an estimate.
@@ -294,8 +306,8 @@ def _asked(needs: Needs) -> dict[str, Any]:
     """Return the members of an upstream body that ask for what a surface's answer needs."""
     body: dict[str, Any] = {}
     if needs.stop_sequence:
-        # The only place where llama-server names the stop string; the rest of that object stays behind in the decoder.
-        body["verbose"] = True
+        # The only place where llama-server names the stop string; without the filter it also holds the whole prompt.
+        body |= {"verbose": True, "response_fields": ["stop_type", "stopping_word"]}
     if needs.prompt_progress:
         body["return_progress"] = True
     return body
@@ -326,6 +338,8 @@ def _blaming(request: Request) -> Iterator[None]:
         if error.kind is ErrorKind.INVALID_REQUEST and error.param is None and _GRAMMAR.search(error.message):
             has_tools = isinstance(request, ChatRequest) and request.tools
             error.param = request.output.path if request.output else "tools" if has_tools else None
+        if error.param is None and isinstance(request, TextRequest) and _TOKENS.search(error.message):
+            error.param = "prompt"
         raise
 
 
