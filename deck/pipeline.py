@@ -31,6 +31,7 @@ from deck.upstream.encode import encode, encode_text
 _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
+_MEDIUM = 1024
 _Result = TypeVar("_Result")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 # Set among a server's arguments, these cut answers as a client's own limit would.
@@ -173,7 +174,9 @@ class Pipeline:
     def _step(self, request: _Asked, profile: Profile, report: Report) -> _Asked:
         for step in self.plugins.steps:
             changed = _plugin(step.name, step.apply, request, profile, report)
-            assert type(changed) is type(request), f"the step {step.name} changed the request's type"
+            if type(changed) is not type(request):
+                was, became = type(request).__name__, type(changed).__name__
+                raise DeckError(ErrorKind.INTERNAL, f"the plugin {step.name!r} made a {became} of a {was}")
             request = changed
         return request
 
@@ -297,9 +300,23 @@ class _Thoughts:
 
 
 def estimate(body: Mapping[str, Any]) -> int:
-    """Return roughly how many tokens a body's prompt takes: a token for each four bytes of what the model reads."""
+    """Return roughly how many tokens a body's prompt takes: a token for each four bytes of what the model reads.
+
+    A prompt of token ids is counted; a picture or a sound counts as `_MEDIUM` tokens, whatever its bytes.
+    """
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        return len(prompt)
     read = [body[name] for name in ("messages", "tools", "prompt") if name in body]
-    return 1 + sum(len(json.dumps(item)) for item in read) // 4
+    media = [part for message in body.get("messages", ()) for part in _media(message)]
+    size = sum(len(json.dumps(item)) for item in read) - sum(len(json.dumps(part)) for part in media)
+    return 1 + size // 4 + _MEDIUM * len(media)
+
+
+def _media(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return [part for part in parts if part.get("type") in ("image_url", "input_audio")]
 
 
 def _asked(needs: Needs) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,21 @@ class App:
 
 
 @contextlib.contextmanager
-def app(tmp: Path, script: Script = (), *, profiles: dict[str, str] | None = None, **settings: Any) -> Iterator[App]:
-    """Run a Deck with the models m1 and m2, both at the fake; `profiles` are further ones, `settings` of the config."""
+def app(
+    tmp: Path,
+    script: Script = (),
+    *,
+    profiles: dict[str, str] | None = None,
+    routes: Mapping[str, Any] | None = None,
+    points: Sequence[EntryPoint] | None = None,
+    **settings: Any,
+) -> Iterator[App]:
+    """Run a Deck with the models m1 and m2, both at the fake; `profiles` are further ones, `settings` of the config.
+
+    `routes` are further routes of the fake, `points` the entry points of plugins instead of the installed ones.
+    """
     with asyncio.Runner() as runner:
-        fake = FakeLlama(script)
+        fake = FakeLlama(script, routes=routes)
         runner.run(fake.start())
         directory = tmp / "profiles"
         directory.mkdir(parents=True)
@@ -77,7 +89,7 @@ def app(tmp: Path, script: Script = (), *, profiles: dict[str, str] | None = Non
         config = Config(state=tmp / "state", **settings)
         clock = Clock()
         tokens = TokenStore(config.state / "tokens.json", TOKEN, clock=clock)
-        deck = Deck(config, Catalog.load([directory]), Plugins(config), tokens)
+        deck = Deck(config, Catalog.load([directory]), Plugins(config, points), tokens)
         runner.run(deck.start())
         running = App(runner, deck, tokens, fake, clock)
         try:
