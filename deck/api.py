@@ -62,6 +62,7 @@ from deck.normalize.report import Report
 from deck.normalize.sampling import EXTENSIONS, OUT_OF_REACH, SAMPLING, SAMPLING_NAMES
 from deck.normalize.schema import note_loosenings
 from deck.normalize.types import (
+    FieldType,
     anything,
     array,
     boolean,
@@ -97,6 +98,7 @@ __all__ = [
     "Failed",
     "Family",
     "Field",
+    "FieldType",
     "Filter",
     "Finish",
     "FinishReason",

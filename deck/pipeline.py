@@ -31,6 +31,8 @@ from deck.upstream.encode import encode, encode_text
 
 _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
+_TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
+_MEDIUM = 1024
 _Result = TypeVar("_Result")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 # Set among a server's arguments, these cut answers as a client's own limit would.
@@ -178,7 +180,9 @@ class Pipeline:
     def _step(self, request: _Asked, profile: Profile, report: Report) -> _Asked:
         for step in self.plugins.steps:
             changed = _plugin(step.name, step.apply, request, profile, report)
-            assert type(changed) is type(request), f"the step {step.name} changed the request's type"
+            if type(changed) is not type(request):
+                was, became = type(request).__name__, type(changed).__name__
+                raise DeckError(ErrorKind.INTERNAL, f"the plugin {step.name!r} made a {became} of a {was}")
             request = changed
         return request
 
@@ -206,6 +210,7 @@ class Pipeline:
             filtered = _filter_of(shaped)
             thoughts = _Thoughts() if exchange.parsed and exchange.parsed.needs.reasoning_tokens else None
             with _blaming(shaped.request):
+                await self._check_schema(server, shaped.request)
                 async with self._client.ask(server, shaped.route, json.dumps(shaped.body)) as response:
                     has_begun = False
                     while not decoder.finished:
@@ -235,6 +240,16 @@ class Pipeline:
         if server is not None:
             _check_measured(request, server.facts)
         exchange.parsed = replace(exchange.parsed, request=await self._images.fetch(request))
+
+    async def _check_schema(self, server: Server, request: Request) -> None:
+        """Refuse a schema that cannot be read: llama-server's route for raw prompts leaves it out without a word."""
+        if not isinstance(request, TextRequest) or request.output is None or request.output.schema is None:
+            return
+        try:
+            await self._client.read_schema(server, request.output.schema)
+        except DeckError as error:
+            if _GRAMMAR.search(error.message):
+                raise
 
     async def count(self, exchange: Exchange) -> tuple[int, bool]:
         """Return how many tokens the prompt takes, and whether that is only an estimate.
@@ -310,17 +325,31 @@ class _Thoughts:
 
 
 def estimate(body: Mapping[str, Any]) -> int:
-    """Return roughly how many tokens a body's prompt takes: a token for each four bytes of what the model reads."""
+    """Return roughly how many tokens a body's prompt takes: a token for each four bytes of what the model reads.
+
+    A prompt of token ids is counted; a picture or a sound counts as `_MEDIUM` tokens, whatever its bytes.
+    """
+    prompt = body.get("prompt")
+    if isinstance(prompt, list):
+        return len(prompt)
     read = [body[name] for name in ("messages", "tools", "prompt") if name in body]
-    return 1 + sum(len(json.dumps(item)) for item in read) // 4
+    media = [part for message in body.get("messages", ()) for part in _media(message)]
+    size = sum(len(json.dumps(item)) for item in read) - sum(len(json.dumps(part)) for part in media)
+    return 1 + size // 4 + _MEDIUM * len(media)
+
+
+def _media(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return [part for part in parts if part.get("type") in ("image_url", "input_audio")]
 
 
 def _asked(needs: Needs) -> dict[str, Any]:
     """Return the members of an upstream body that ask for what a surface's answer needs."""
     body: dict[str, Any] = {}
     if needs.stop_sequence:
-        # The only place where llama-server names the stop string; the rest of that object stays behind in the decoder.
-        body["verbose"] = True
+        # The only place where llama-server names the stop string; without the filter it also holds the whole prompt.
+        body |= {"verbose": True, "response_fields": ["stop_type", "stopping_word"]}
     if needs.prompt_progress:
         body["return_progress"] = True
     return body
@@ -351,6 +380,8 @@ def _blaming(request: Request) -> Iterator[None]:
         if error.kind is ErrorKind.INVALID_REQUEST and error.param is None and _GRAMMAR.search(error.message):
             has_tools = isinstance(request, ChatRequest) and request.tools
             error.param = request.output.path if request.output else "tools" if has_tools else None
+        if error.param is None and isinstance(request, TextRequest) and _TOKENS.search(error.message):
+            error.param = "prompt"
         raise
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,14 @@ def app(
     script: Script = (),
     *,
     profiles: dict[str, str] | None = None,
-    routes: dict[str, Any] | None = None,
+    routes: Mapping[str, Any] | None = None,
+    points: Sequence[EntryPoint] | None = None,
     **settings: Any,
 ) -> Iterator[App]:
     """Run a Deck with the models m1 and m2, both at the fake.
 
-    `profiles` are further ones, `routes` further answers of the fake, `settings` those of the configuration.
+    `profiles` are further ones, `routes` further answers of the fake, `points` the entry points of plugins instead of
+    the installed ones, `settings` those of the configuration.
     """
     with asyncio.Runner() as runner:
         fake = FakeLlama(script, routes=routes)
@@ -87,7 +90,7 @@ def app(
         config = Config(state=tmp / "state", **settings)
         clock = Clock()
         tokens = TokenStore(config.state / "tokens.json", TOKEN, clock=clock)
-        deck = Deck(config, Catalog.load([directory]), Plugins(config), tokens)
+        deck = Deck(config, Catalog.load([directory]), Plugins(config, points), tokens)
         runner.run(deck.start())
         running = App(runner, deck, tokens, fake, clock)
         try:

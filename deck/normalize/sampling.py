@@ -87,7 +87,13 @@ EXTENSIONS = (
     Field.mapped("json_schema", anything("a JSON Schema"), extension=_EXT),
     Field.mapped("timings_per_token", boolean(), extension=_EXT),
     Field.mapped("return_progress", boolean(), extension=_EXT),
-    Field.mapped("return_token_ids", boolean(), "return_tokens", extension=_EXT),
+    Field.mapped(
+        "return_token_ids",
+        boolean(),
+        "return_tokens",
+        extension=_EXT,
+        reason="of the tokens that make one character together, llama-server names the last",
+    ),
 )
 
 _OUTSIDE = "it would reach outside this request; Deck decides it"

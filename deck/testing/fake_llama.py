@@ -23,8 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from deck.testing.frames import content, done, finish, role, usage
+from deck.testing.frames import content, done, finish, role, text, text_end, usage
 
+_CHAT = "/v1/chat/completions"
+_TEXT = "/v1/completions"
 _PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 503: "Service Unavailable"}
 
 
@@ -42,7 +44,7 @@ Step = bytes | asyncio.Event | Act
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one chat request gets.
+    """What one generating request gets.
 
     Args:
         steps: frames to send, events to wait for, or acts, in this order; a reply that runs out of them ends well.
@@ -85,6 +87,11 @@ def say(*texts: str, reason: str = "stop", prompt: int = 10) -> Reply:
     return Reply(steps=frames)
 
 
+def say_text(*texts: str, reason: str = "stop", prompt: int = 10) -> Reply:
+    """Build the reply to a raw prompt that says `texts` and ends well."""
+    return Reply(steps=(*(text(item) for item in texts), text_end(prompt, len(texts), reason), done()))
+
+
 def refuse(status: int, message: str, label: str = "server_error", **extra: Any) -> Reply:
     """Build the reply that is an error envelope with a status."""
     body = json.dumps({"error": {"code": status, "message": message, "type": label, **extra}}).encode()
@@ -92,7 +99,7 @@ def refuse(status: int, message: str, label: str = "server_error", **extra: Any)
 
 
 class FakeLlama:
-    """Serve scripted replies to chat requests, and the usual answers to the rest.
+    """Serve scripted replies to chat requests and raw prompts, and the usual answers to the rest.
 
     Args:
         script: the replies in the order of the requests, the last for all that follow; or a function.
@@ -147,13 +154,18 @@ class FakeLlama:
     @property
     def chats(self) -> list[Received]:
         """The chat requests among all."""
-        return [request for request in self.requests if request.path == "/v1/chat/completions"]
+        return [request for request in self.requests if request.path == _CHAT]
+
+    @property
+    def asked(self) -> list[Received]:
+        """The requests that generate: chats and raw prompts."""
+        return [request for request in self.requests if request.path in (_CHAT, _TEXT)]
 
     async def received(self, count: int = 1) -> Received:
-        """Wait until `count` chat requests came, and return the last of them."""
+        """Wait until `count` generating requests came, and return the last of them."""
         async with self._arrived:
-            await self._arrived.wait_for(lambda: len(self.chats) >= count)
-        return self.chats[count - 1]
+            await self._arrived.wait_for(lambda: len(self.asked) >= count)
+        return self.asked[count - 1]
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -215,7 +227,7 @@ class FakeLlama:
             await _send_json(writer, status, _LOADING if status == 503 else {"status": "ok"})
         elif self._api_key and request.headers.get("authorization") != f"Bearer {self._api_key}":
             await _send_json(writer, 401, _error(401, "Invalid API Key", "authentication_error"))
-        elif request.path == "/v1/chat/completions" and request.method == "POST":
+        elif request.path in (_CHAT, _TEXT) and request.method == "POST":
             await _reply(self._next(request), request, writer)
         elif request.path in self._routes:
             answer = self._routes[request.path]
@@ -227,7 +239,9 @@ class FakeLlama:
         if callable(self._script):
             return self._script(request)
         number, self._served = self._served, self._served + 1
-        return self._script[min(number, len(self._script) - 1)] if self._script else say("Hello", "!")
+        if not self._script:
+            return say("Hello", "!") if request.path == _CHAT else say_text("Hello", "!")
+        return self._script[min(number, len(self._script) - 1)]
 
 
 class _Gone(Exception):

@@ -1,9 +1,9 @@
-"""Frames of llama-server's chat stream, as it sends them; they know no reply and no connection."""
+"""Frames of llama-server's streams, as it sends them; they know no reply and no connection."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _HEAD = {
@@ -55,6 +55,10 @@ def finish(reason: str = "stop", **extra: Any) -> bytes:
 
 def usage(prompt: int, completion: int, cached: int = 0, **extra: Any) -> bytes:
     """Build the frame that counts tokens."""
+    return frame({"choices": [], **_HEAD, **_counts(prompt, completion, cached), **extra})
+
+
+def _counts(prompt: int, completion: int, cached: int) -> dict[str, Any]:
     counts = {
         "completion_tokens": completion,
         "prompt_tokens": prompt,
@@ -62,7 +66,19 @@ def usage(prompt: int, completion: int, cached: int = 0, **extra: Any) -> bytes:
         "prompt_tokens_details": {"cached_tokens": cached},
     }
     timings = {"cache_n": cached, "prompt_n": prompt - cached, "prompt_ms": 1.0, "predicted_n": completion}
-    return frame({"choices": [], **_HEAD, "usage": counts, "timings": timings, **extra})
+    return {"usage": counts, "timings": timings}
+
+
+def text(text: str, reason: str | None = None, entries: Sequence[Mapping[str, Any]] = (), **extra: Any) -> bytes:
+    """Build a frame of the continuation of a raw prompt; `entries` are its logprobs."""
+    logprobs = {"content": list(entries)} if entries else None
+    choices = [{"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}]
+    return frame({"choices": choices, **_HEAD, "object": "text_completion", **extra})
+
+
+def text_end(prompt: int, completion: int, reason: str = "stop", cached: int = 0, **extra: Any) -> bytes:
+    """Build the frame that ends the continuation of a raw prompt: reason and counts in one."""
+    return text("", reason, **_counts(prompt, completion, cached), **extra)
 
 
 def done() -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
@@ -23,6 +23,7 @@ CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 _COUNT = "/v1/chat/completions/input_tokens"
 _TOKENIZE = "/tokenize"
+_TEMPLATE = "/apply-template"
 
 
 class UpstreamClient:
@@ -72,6 +73,15 @@ class UpstreamClient:
         if type(found) is not list:
             raise DeckError(ErrorKind.UPSTREAM, f"the llama-server of {server.profile.id!r} gave no tokens")
         return len(found)
+
+    async def read_schema(self, server: Server, schema: Mapping[str, Any]) -> None:
+        """Have llama-server read a JSON Schema as its chat route would; nothing is generated.
+
+        Raises:
+            DeckError: llama-server refused, died, or answered something else.
+        """
+        messages = [{"role": "user", "content": "x"}]
+        await self._whole(server, _TEMPLATE, json.dumps({"messages": messages, "json_schema": schema}))
 
     async def _whole(self, server: Server, route: str, body: bytes) -> dict[str, Any]:
         async with self.ask(server, route, body) as response:

@@ -272,5 +272,5 @@ def _garbage(payload: bytes) -> DeckError:
     head = "".join(letter for letter in payload[: 4 * _EXCERPT].decode(errors="ignore") if letter.isprintable())
     size = len(payload)
     return _broken(
-        f"llama-server sent something that is not a chat chunk: {size} bytes that begin with {head[:_EXCERPT]!r}"
+        f"llama-server sent something that is no chunk of an answer: {size} bytes that begin with {head[:_EXCERPT]!r}"
     )

@@ -27,24 +27,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="where llama-server listens")
     parser.add_argument("--name", help="the new tape's directory")
-    parser.add_argument("--request", type=argparse.FileType("rb"), help="chat request as JSON; `stream` is set for you")
+    parser.add_argument("--request", type=argparse.FileType("rb"), help="request as JSON; `stream` is set for you")
+    parser.add_argument("--raw", action="store_true", help="the request is a raw prompt")
     parser.add_argument("--note", default="", help="what the tape shows")
     parser.add_argument("--events", nargs="*", metavar="NAME", help="write events.jsonl of these tapes, or of all")
     options = parser.parse_args(argv)
     if options.events is None and not (options.url and options.name and options.request):
         parser.error("give --url, --name and --request, or --events")
     if options.url:
-        record(options.url, options.name, json.load(options.request), options.note)
+        record(options.url, options.name, json.load(options.request), options.note, raw=options.raw)
     names = options.events or ([options.name] if options.name else [path.parent.name for path in _recorded()])
     for name in names:
         write_events(ROOT / name)
     return 0
 
 
-def record(url: str, name: str, request: dict[str, Any], note: str) -> None:
+def record(url: str, name: str, request: dict[str, Any], note: str, *, raw: bool = False) -> None:
     """Write the bytes of one answer and where they came from."""
     request = {**request, "stream": True, "stream_options": {"include_usage": True}}
-    data = _fetch(f"{url}/v1/chat/completions", request)
+    data = _fetch(f"{url}/v1/{'completions' if raw else 'chat/completions'}", request)
     props = json.loads(_fetch(f"{url}/props"))
     folder = ROOT / name
     folder.mkdir(exist_ok=True)
@@ -55,6 +56,7 @@ def record(url: str, name: str, request: dict[str, Any], note: str) -> None:
         f"origin = {json.dumps(origin)}",
         f"note = {json.dumps(note)}",
         f"request = {json.dumps(json.dumps(request))}",
+        *(["raw = true"] if raw else []),
     ]
     (folder / "meta.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """Tapes: the bytes of one upstream answer and the events they mean, kept as files.
 
-`meta.toml` has `origin` (where it came from) and, where they differ from the defaults, `seed` and `prefill_only`.
+`meta.toml` has `origin` (where it came from) and, where they differ from the defaults, `seed`, `prefill_only` and `raw`
+(the answer continues a raw prompt).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Tape:
     lines: tuple[str, ...]
     seed: str
     prefill_only: bool
+    raw: bool
 
     @property
     def events(self) -> list[Event]:
@@ -48,7 +50,7 @@ class Tape:
 
     def decoder(self) -> Decoder:
         """Return a decoder that is set up for this case."""
-        return Decoder(seed=self.seed, prefill_only=self.prefill_only)
+        return Decoder(seed=self.seed, prefill_only=self.prefill_only, raw=self.raw)
 
 
 def load(folder: Path) -> Tape:
@@ -61,6 +63,7 @@ def load(folder: Path) -> Tape:
         lines=tuple(events.read_text(encoding="utf-8").splitlines()) if events.exists() else (),
         seed=meta.get("seed", "tape"),
         prefill_only=meta.get("prefill_only", False),
+        raw=meta.get("raw", False),
     )
 
 

@@ -235,7 +235,7 @@ def test_the_end_before_the_finish_is_a_failure() -> None:
 
 def test_garbage_is_shown_by_its_head_only() -> None:
     error = failure(decoded(b"data: \x1b[31m" + b"secret " * 40 + b"\n\n")).error
-    assert error.message.startswith("llama-server sent something that is not a chat chunk: 285 bytes")
+    assert error.message.startswith("llama-server sent something that is no chunk of an answer: 285 bytes")
     assert len(error.message) < 130
     assert error.message.isprintable()
 
