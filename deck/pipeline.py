@@ -219,7 +219,7 @@ class Pipeline:
                     await self._client.settle(response)
 
     def sampling(self, exchange: Exchange) -> Mapping[str, Any]:
-        """Return the sampling in effect as far as it is known: the running server's defaults too, once it is granted."""
+        """Return the sampling in effect as far as it is known: the running server's defaults once it is granted."""
         assert exchange.parsed is not None
         assert exchange.profile is not None
         if exchange.shaped is not None and exchange.server is not None:

@@ -113,7 +113,7 @@ def _typed(value: Any, kind: type) -> Any:
 
 
 def _numbers(value: Any) -> Mapping[str, float]:
-    """Return the numbers of an object; llama-server holds them in 32 bits, whose digits beyond the seventh are noise."""
+    """Return the numbers of an object; llama-server holds them in 32 bits, so that later digits are noise."""
     if not isinstance(value, dict):
         return {}
     found = {name: item for name, item in value.items() if isinstance(item, int | float) and not isinstance(item, bool)}
