@@ -251,6 +251,15 @@ class Pipeline:
             if _GRAMMAR.search(error.message):
                 raise
 
+    def sampling(self, exchange: Exchange) -> Mapping[str, Any]:
+        """Return the sampling in effect as far as it is known: the running server's defaults once it is granted."""
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        if exchange.shaped is not None and exchange.server is not None:
+            return {**exchange.server.facts.sampling, **exchange.shaped.request.sampling}
+        profile = exchange.profile
+        return {**profile.defaults, **exchange.parsed.request.sampling, **profile.force}
+
     async def count(self, exchange: Exchange) -> tuple[int, bool]:
         """Return how many tokens the prompt takes, and whether that is only an estimate.
 
