@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from deck import json
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
+from deck.canon.value import value
 from deck.catalog import Catalog
 from deck.contracts import Facts, Family, Filter, Needs, Parsed, ParseOptions, Server, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, invalid
@@ -56,7 +57,7 @@ class Exchange:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Shaped:
     """A request ready to be sent, after steps and family: its upstream route and body. Raw prompts have no family."""
 

@@ -37,7 +37,7 @@ _FORWARDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Reply:
     """What the answer depends on beside the canonical request."""
 
