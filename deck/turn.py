@@ -55,14 +55,16 @@ class Carrier(Protocol):
 
 
 class Turn:
-    """A request that is being received and answered; its connection alone fills it."""
+    """A request that is being received and answered; its connection alone fills it.
+
+    `size` is how many bytes of the body wait to be read.
+    """
 
     __slots__ = (
         "_carrier",
         "_chunked",
         "_left",
         "_pieces",
-        "_size",
         "_waiter",
         "expects_continue",
         "has_begun",
@@ -73,6 +75,7 @@ class Turn:
         "is_whole",
         "keep_alive",
         "on_gone",
+        "size",
     )
 
     def __init__(self, carrier: Carrier, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> None:
@@ -87,7 +90,7 @@ class Turn:
         self.has_news = False
         self.on_gone: Callable[[], None] | None = None
         self._pieces: list[bytes] = []
-        self._size = 0
+        self.size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._chunked = False
         self._left = 0
@@ -97,9 +100,9 @@ class Turn:
     def feed(self, piece: bytes) -> int:
         """Take a piece of the body; return how many bytes wait to be read."""
         self._pieces.append(piece)
-        self._size += len(piece)
+        self.size += len(piece)
         self._wake()
-        return self._size
+        return self.size
 
     def end(self) -> None:
         """Note that the body is whole."""
@@ -127,7 +130,7 @@ class Turn:
         if not self.is_whole or self.is_gone:
             return None
         pieces, self._pieces = self._pieces, []
-        self._size = 0
+        self.size = 0
         self.has_news = False
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -233,7 +236,7 @@ class Turn:
         if self.is_gone or self.is_complete:
             return {"type": "http.disconnect"}
         body = b"".join(self._pieces)
-        self._pieces, self._size = [], 0
+        self._pieces, self.size = [], 0
         return {"type": "http.request", "body": body, "more_body": not self.is_whole}
 
     async def send(self, message: Message) -> None:
