@@ -118,6 +118,9 @@ class ReasoningSetting:
     path: str = "reasoning_effort"
 
 
+UNSET_REASONING = ReasoningSetting()
+
+
 @value(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A conversation to continue.
@@ -132,7 +135,7 @@ class ChatRequest:
     parallel_tool_calls: bool | None = None
     sampling: Mapping[str, Json] = field(default_factory=dict)
     output: Output | None = None
-    reasoning: ReasoningSetting = ReasoningSetting()
+    reasoning: ReasoningSetting = UNSET_REASONING
     logprobs: int | None = None
     stream: bool = False
     extra: Mapping[str, Json] = field(default_factory=dict)
