@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import zstandard
 
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope
+from deck.turn import Turn
 
 # So much output is held at a time, and so much is made before other exchanges get their turn.
 _PIECE = 64 * 1024
@@ -49,6 +50,30 @@ class _Coding(Protocol):
             EOFError: the coding's own end was not reached.
         """
         ...
+
+
+# What clients that send JSON say, letter by letter; any other type is judged by `read_body`.
+_USUAL_TYPES = (b"application/json", None, b"application/json; charset=utf-8", b"application/json;charset=utf-8")
+
+
+def whole_body(turn: Turn, headers: Mapping[bytes, bytes] | None, limit: int) -> bytes | None:
+    """Return a body that has arrived already, is in no coding and within the limit.
+
+    None = `read_body` must read or judge it; nothing was taken then.
+
+    Args:
+        turn: of the request.
+        headers: of the request, by lower-case name; None = one stands twice.
+        limit: bytes that it may have.
+    """
+    if (
+        headers is None
+        or turn.size > limit
+        or headers.get(b"content-type") not in _USUAL_TYPES
+        or b"content-encoding" in headers
+    ):
+        return None
+    return turn.take_whole()
 
 
 async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float) -> bytes:

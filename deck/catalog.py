@@ -6,12 +6,12 @@ Knows which source wins and which names clash. Does not know what a profile is u
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 import deck
+from deck.canon.value import value
 from deck.profile import Kind, Profile, load_profile
 
 # Claude Code appends this to a model's name to ask for a context of a million tokens.
@@ -22,7 +22,7 @@ class CatalogError(ValueError):
     """Profiles cannot stand beside each other; the message names the files."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Match:
     """A profile, and what of the asked name led to it; `suffix` = what remained without a `[1m]`."""
 

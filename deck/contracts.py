@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from deck.canon.answer import Answer
 from deck.canon.events import Event
 from deck.canon.request import ChatRequest, Request
+from deck.canon.value import value
 from deck.errors import DeckError
 from deck.normalize.fields import Table
 from deck.normalize.report import Report
@@ -29,7 +30,7 @@ class ServerState(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What a running llama-server says of itself (`/props`); None = it did not say.
 
@@ -47,7 +48,7 @@ class Facts:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Address:
     """Where an HTTP server listens: a UNIX socket, or host and port."""
 
@@ -113,7 +114,7 @@ class Launcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Route:
     """A path of a surface, without the `/v1` prefix, and what it does there.
 
@@ -125,7 +126,7 @@ class Route:
     operation: Literal["generate", "count"] = "generate"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ParseOptions:
     """What a parser knows beside the body.
 
@@ -146,7 +147,7 @@ class ParseOptions:
     remote_images: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What a surface's answer needs from llama-server beyond the answer itself.
 
@@ -164,7 +165,7 @@ class Needs:
 NEEDS_NOTHING = Needs()
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Parsed:
     """A client's request in canonical form, and what its surface must remember to answer it.
 
@@ -181,7 +182,7 @@ def _nothing() -> Mapping[str, Any]:
     return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ReplyHead:
     """What is the same in every piece of one answer, and what only whoever runs the exchange can tell.
 
@@ -301,7 +302,7 @@ class Step(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ExchangeRecord:
     """What became of one exchange; times in seconds; no bodies, no secrets."""
 

@@ -10,23 +10,24 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from deck import json
-from deck.body import ClientGone, read_body
+from deck.body import ClientGone, read_body, whole_body
 from deck.canon.answer import Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.config import Config
 from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind
-from deck.http import Receive, Scope, Send, alphanumerics, header, request_id
+from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id
 from deck.normalize.report import Report
 from deck.pipeline import Exchange, Pipeline
 from deck.reply import Reply
 from deck.scheduler.lanes import route_decide
 from deck.structured import check_answer
-from deck.tokens import Principal, TokenStore, credentials_of
+from deck.tokens import Principal, TokenStore, credentials_by_name, credentials_of
+from deck.turn import Turn
 
 _log = logging.getLogger("deck.endpoint")
 # How long the error that ends an answer may take to be written when Deck stops.
@@ -34,22 +35,6 @@ _LAST_WORD = 1.0
 _MOST_PARAMETERS = 16
 _ALIVE = (ServerState.STARTING, ServerState.LOADING, ServerState.READY)
 NOBODY = Principal(name="", models=None, admin=False, compatibility=None)
-
-
-class _Running:
-    """An exchange that can be ended from outside; `why` says who did."""
-
-    __slots__ = ("is_stream", "task", "why")
-
-    def __init__(self, task: asyncio.Task[Any]) -> None:
-        self.task = task
-        self.is_stream = False
-        self.why: Literal["", "client", "shutdown"] = ""
-
-    def cancel(self, why: Literal["client", "shutdown"]) -> None:
-        if not self.why:
-            self.why = why
-            self.task.cancel()
 
 
 class Endpoint:
@@ -68,9 +53,8 @@ class Endpoint:
         self._pipeline = pipeline
         self._observers = observers
         self._on_observer_failure = on_observer_failure
-        self._running: set[_Running] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._running: set[_Serving] = set()
+        self._idle: asyncio.Future[None] | None = None
 
     @property
     def running(self) -> int:
@@ -89,21 +73,21 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route) -> None:
         """Serve one request to a route of a surface."""
-        task = asyncio.current_task()
-        assert task is not None
-        running = _Running(task)
-        self._running.add(running)
-        self._idle.clear()
+        serving = _Serving(self, scope, receive, send, surface, route)
+        self._running.add(serving)
         try:
-            await _Serving(self, scope, receive, send, surface, route, running).run()
+            await serving.run()
         finally:
-            self._running.discard(running)
-            if not self._running:
-                self._idle.set()
+            self._running.discard(serving)
+            if self._idle is not None and not self._running:
+                self._idle.set_result(None)
+                self._idle = None
 
     async def wait_idle(self) -> None:
         """Return when no exchange runs."""
-        await self._idle.wait()
+        if self._running:
+            self._idle = self._idle or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
 
     def observe(self, record: ExchangeRecord) -> None:
         """Tell the observers; one that fails is counted, never raised."""
@@ -117,23 +101,37 @@ class Endpoint:
 
 
 class _Serving:
-    """The life of one exchange."""
+    """The life of one exchange; it can be ended from outside, and `why` says who did."""
+
+    __slots__ = (
+        "created",
+        "endpoint",
+        "exchange",
+        "feed",
+        "finish",
+        "is_stream",
+        "outcome",
+        "receive",
+        "reply",
+        "scope",
+        "status",
+        "surface",
+        "task",
+        "turn",
+        "why",
+    )
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        surface: Surface,
-        route: Route,
-        running: _Running,
+        self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route
     ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
         self.endpoint = endpoint
         self.scope = scope
         self.receive = receive
+        self.turn: Turn | None = scope.get("deck.turn")
         self.surface = surface
-        self.running = running
         self.created = int(time.time())
         self.exchange = Exchange(
             id=request_id(scope),
@@ -143,25 +141,35 @@ class _Serving:
             began=time.monotonic(),
             operation=route.operation,
         )
-        self.reply = Reply(send, self._headers)
+        self.reply = Reply(send, self._headers, self.turn)
+        self.is_stream = False
+        self.why: Literal["", "client", "shutdown"] = ""
         self.outcome = "ok"
         self.status = 200
         self.finish: Finish | None = None
         self.feed: Callable[[Event], bytes] | None = None
 
-    def _headers(self) -> Iterator[tuple[bytes, bytes]]:
+    def cancel(self, why: Literal["client", "shutdown"]) -> None:
+        if not self.why:
+            self.why = why
+            self.task.cancel()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
         identity = self.exchange.id.encode()
-        for name in self.surface.id_headers:
-            yield name.encode(), identity
+        headers = [(name.encode(), identity) for name in self.surface.id_headers]
         for name, value in self.exchange.report.headers():
-            yield name.lower().encode(), value.encode("latin-1", "replace")
+            headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
+        return headers
 
     async def run(self) -> None:
         watcher: asyncio.Task[None] | None = None
         try:
             try:
                 await self._admit()
-                watcher = asyncio.get_running_loop().create_task(self._watch())
+                if self.turn is not None:
+                    self.turn.watch(self._left)
+                else:
+                    watcher = asyncio.get_running_loop().create_task(self._watch())
                 await self._answer()
             except DeckError as error:
                 await self._fail(error)
@@ -178,10 +186,16 @@ class _Serving:
                 watcher.cancel()
             self._record()
 
+    def _left(self) -> None:
+        self.cancel("client")
+
     async def _admit(self) -> None:
         """Check the token, then read and prepare the body."""
         exchange, endpoint = self.exchange, self.endpoint
-        principal = endpoint._tokens.authenticate(credentials_of(self.scope["headers"]), time.time())
+        turn, scope = self.turn, self.scope
+        headers = by_name(scope) if turn is not None else None
+        credentials = credentials_of(scope["headers"]) if headers is None else credentials_by_name(headers)
+        principal = endpoint._tokens.authenticate(credentials, time.time())
         if principal is None:
             raise DeckError(
                 ErrorKind.AUTHENTICATION,
@@ -189,11 +203,13 @@ class _Serving:
             )
         exchange.principal = principal
         config = endpoint._config
-        content = await read_body(self.scope, self.receive, limit=config.body_limit, timeout=config.body_timeout)
-        if header(self.scope, b"idempotency-key") is not None:
+        content = whole_body(turn, headers, config.body_limit) if turn is not None else None
+        if content is None:
+            content = await read_body(scope, self.receive, limit=config.body_limit, timeout=config.body_timeout)
+        if header(scope, b"idempotency-key") is not None:
             exchange.report.ignored("Idempotency-Key", "every request is generated anew", field="idempotency-key")
-        if self.scope["query_string"]:
-            _ignore_query(self.scope["query_string"], exchange.report)
+        if scope["query_string"]:
+            _ignore_query(scope["query_string"], exchange.report)
         if self.surface.header_names:
             exchange.headers = _headers_of(self.scope, self.surface.header_names)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
@@ -202,7 +218,7 @@ class _Serving:
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
-                self.running.cancel("client")
+                self.cancel("client")
                 return
 
     async def _answer(self) -> None:
@@ -224,11 +240,17 @@ class _Serving:
     async def _buffer(self) -> None:
         fold, exchange = Fold(), self.exchange
         assert exchange.parsed is not None
-        async with contextlib.aclosing(self.endpoint._pipeline.events(exchange)) as batches:
-            async for events in batches:
-                for event in events:
-                    self._note(event)
-                    fold.feed(event)
+
+        def take(events: list[Event]) -> None:
+            if exchange.first_token is None:
+                self._note_first(events)
+            for event in events:
+                fold.feed(event)
+
+        try:
+            await self.endpoint._pipeline.run(exchange, take)
+        finally:
+            self.finish = fold.finish
         answer = fold.answer()
         for name in answer.cut_calls:
             exchange.report.changed(
@@ -242,28 +264,36 @@ class _Serving:
         await self.reply.json(200, self.surface.render(answer, exchange.parsed, self._head()))
 
     async def _stream(self) -> None:
-        assert self.exchange.parsed is not None
-        self.running.is_stream = True
-        projector = self.surface.projector(self.exchange.parsed, self._head())
+        exchange = self.exchange
+        assert exchange.parsed is not None
+        self.is_stream = True
+        projector = self.surface.projector(exchange.parsed, self._head())
         self.feed = feed = projector.feed
         reply = self.reply
         reply.beat(self.endpoint._config.heartbeat, lambda: projector.heartbeat() if self._is_alive() else None)
-        failed: DeckError | None = None
-        async with contextlib.aclosing(self.endpoint._pipeline.events(self.exchange)) as batches:
-            async for events in batches:
-                frames: list[bytes] = []
-                for event in events:
-                    if type(event) is not PartDelta or self.exchange.first_token is None:
-                        failed = self._note(event) or failed
-                    if failed is not None and not reply.has_started and not any(frames):
-                        raise failed
-                    frames.append(feed(event))
-                data = b"".join(frames)
-                if data:
-                    await reply.frames(data)
-        if failed is not None:
-            self._set_failed(failed)
+
+        def take(events: list[Event]) -> Awaitable[None] | None:
+            if exchange.first_token is None:
+                self._note_first(events)
+            last = events[-1]
+            if type(last) is not PartDelta:
+                self._note_last(last)
+            if type(last) is Failed and not reply.has_started:
+                return self._put_or_raise(events, last, feed)
+            data = feed(last) if len(events) == 1 else b"".join([feed(event) for event in events])
+            return reply.put(data) if data else None
+
+        await self.endpoint._pipeline.run(exchange, take)
         await reply.end()
+
+    def _put_or_raise(
+        self, events: list[Event], failed: Failed, feed: Callable[[Event], bytes]
+    ) -> Awaitable[None] | None:
+        """Send a failure as the end of what goes before it; where nothing does, raise it, so that it has its status."""
+        data = b"".join([feed(event) for event in events[:-1]])
+        if not data:
+            raise failed.error
+        return self.reply.put(data + feed(failed))
 
     def _is_alive(self) -> bool:
         profile = self.exchange.profile
@@ -283,14 +313,15 @@ class _Serving:
     def _sampling(self) -> Mapping[str, Any]:
         return self.endpoint._pipeline.sampling(self.exchange)
 
-    def _note(self, event: Event) -> DeckError | None:
-        if isinstance(event, PartDelta | PartStart) and self.exchange.first_token is None:
+    def _note_first(self, events: list[Event]) -> None:
+        if any(isinstance(event, PartDelta | PartStart) for event in events):
             self.exchange.first_token = time.monotonic()
-        elif isinstance(event, Finish):
+
+    def _note_last(self, event: Event) -> None:
+        if isinstance(event, Finish):
             self.finish = event
         elif isinstance(event, Failed):
-            return event.error
-        return None
+            self._set_failed(event.error)
 
     def _set_failed(self, error: DeckError) -> None:
         self.outcome, self.status = error.kind.label, error.kind.status
@@ -308,12 +339,12 @@ class _Serving:
             await self.reply.end()
 
     async def _cancelled(self) -> None:
-        match self.running.why:
+        match self.why:
             case "client":
                 self.outcome, self.status = "client_gone", 499
-                self.running.task.uncancel()
+                self.task.uncancel()
             case "shutdown":
-                self.running.task.uncancel()
+                self.task.uncancel()
                 with contextlib.suppress(TimeoutError):
                     # A client that reads nothing is not waited for.
                     async with asyncio.timeout(_LAST_WORD):

@@ -13,9 +13,29 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_POOL = 4096
+_MOST_PATHS, _LONGEST_PATH = 256, 128
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # 256 is no multiple of 62: the first eight letters are a little likelier, which ids bear.
 _AS_LETTER = bytes(ord(_LETTERS[byte % 62]) for byte in range(256))
+
+
+class _Randomness:
+    """Random bytes, asked of the system many at a time."""
+
+    def __init__(self) -> None:
+        self._pool = b""
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        at = self._at
+        if at + count > len(self._pool):
+            self._pool, at = secrets.token_bytes(_POOL), 0
+        self._at = at + count
+        return self._pool[at : self._at]
+
+
+_random = _Randomness()
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -34,19 +54,36 @@ def request_id(scope: Scope) -> str:
     return new_request_id()
 
 
+def by_name(scope: Scope) -> dict[bytes, bytes] | None:
+    """Return the headers by lower-case name, None if one stands twice."""
+    listed = scope["headers"]
+    found = dict(listed)
+    return found if len(found) == len(listed) else None
+
+
 def new_request_id() -> str:
     """Return an id no other request has."""
-    return "req_" + secrets.token_hex(12)
+    return "req_" + _random.take(12).hex()
 
 
 def alphanumerics(count: int) -> str:
     """Return so many random letters and digits."""
-    return secrets.token_bytes(count).translate(_AS_LETTER).decode("ascii")
+    return _random.take(count).translate(_AS_LETTER).decode("ascii")
 
 
 def normal_path(path: str) -> str:
     """Return a path as Deck's routes write it: without `/v1`, doubled or trailing slashes."""
+    return _PATHS.get(path) or _normal(path)
+
+
+_PATHS: dict[str, str] = {}
+
+
+def _normal(path: str) -> str:
     parts = [part for part in path.split("/") if part]
     while parts and parts[0] == "v1":
         parts = parts[1:]
-    return "/" + "/".join(parts)
+    found = "/" + "/".join(parts)
+    if len(path) <= _LONGEST_PATH and len(_PATHS) < _MOST_PATHS:
+        _PATHS[path] = found
+    return found

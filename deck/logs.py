@@ -1,10 +1,13 @@
 """What Deck writes down: one line an event as `key=value` pairs, one event an exchange, never a body or a secret.
 
 Knows the form of lines and what a secret looks like. Does not know where lines go: the caller gives the stream.
+Exchanges' lines are gathered for a few milliseconds and written together; any other line writes them out first.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import json
 import logging
 import re
@@ -28,11 +31,16 @@ _SECRETS = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+# How Deck itself names requests: no secret looks so, unless an operator chose it.
+_OWN_ID = re.compile(r"req_[0-9a-f]{24}")
 _BARE = re.compile(r"[\w./:@+*\[\]-]+", re.ASCII)
 _EXCHANGE = logging.getLogger("deck.exchange")
 # Loggers whose lines are Deck's; of all others only warnings are of interest.
 _OWN = ("deck", "uvicorn", "uvicorn.error")
 _SILENT = "uvicorn.access"
+# Seconds for which exchanges' lines are gathered, and how many at most.
+_GATHER = 0.005
+_MOST_GATHERED = 256
 
 
 def configure(level: str, stream: TextIO, secrets: Iterable[str] = ()) -> None:
@@ -43,10 +51,10 @@ def configure(level: str, stream: TextIO, secrets: Iterable[str] = ()) -> None:
         stream: where lines go.
         secrets: texts to remove wherever they stand, such as a token that an operator chose.
     """
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter(secrets))
+    handler = _Handler(stream, LineFormatter(secrets))
     root = logging.getLogger()
-    for old in [item for item in root.handlers if isinstance(item.formatter, LineFormatter)]:
+    for old in [item for item in root.handlers if isinstance(item, _Handler)]:
+        old.release()
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
@@ -59,15 +67,71 @@ def configure(level: str, stream: TextIO, secrets: Iterable[str] = ()) -> None:
     access.handlers.clear()
     access.propagate = False
     access.disabled = True
+    global _handler
+    _handler = handler
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines; those of exchanges are gathered while a loop runs that can write them a little later."""
+
+    def __init__(self, stream: TextIO, lines: LineFormatter) -> None:
+        super().__init__(stream)
+        self.setFormatter(lines)
+        self.lines = lines
+        self._gathered: list[str] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.release()
+        super().emit(record)
+
+    def gather(self, line: str) -> None:
+        self._gathered.append(line)
+        if len(self._gathered) >= _MOST_GATHERED:
+            self.release()
+        if self._loop is None or self._loop.is_closed():
+            try:
+                self._loop = asyncio.get_running_loop()
+            except RuntimeError:
+                self.release()
+            else:
+                self._loop.call_later(_GATHER, self._due)
+
+    def _due(self) -> None:
+        self._loop = None
+        self.release()
+
+    def release(self) -> None:
+        """Write what was gathered."""
+        lines, self._gathered = self._gathered, []
+        if lines:
+            try:
+                self.stream.write("".join(lines))
+                self.stream.flush()
+            except (OSError, ValueError):
+                self.handleError(logging.makeLogRecord({"name": _EXCHANGE.name, "levelno": logging.INFO}))
+
+
+_handler: _Handler | None = None
+
+
+def release() -> None:
+    """Write what is gathered, as at the end of the process."""
+    if _handler is not None:
+        _handler.release()
+
+
+atexit.register(release)
 
 
 def log_exchange(record: ExchangeRecord) -> None:
     """Write the line of an exchange that has ended."""
-    if _EXCHANGE.isEnabledFor(logging.INFO):
-        # Made by hand: where the call stood in the code is looked for otherwise, and no line shows it.
-        line = logging.LogRecord(_EXCHANGE.name, logging.INFO, "", 0, "exchange", None, None)
-        line.fields = _fields(record)
-        _EXCHANGE.handle(line)
+    if not _EXCHANGE.isEnabledFor(logging.INFO):
+        return
+    if _handler is not None:
+        _handler.gather(_handler.lines.exchange(record, time.time()))
+    else:
+        _EXCHANGE.info("exchange", extra={"fields": fields_of(record)})
 
 
 class ExchangeLog:
@@ -92,6 +156,8 @@ class LineFormatter(logging.Formatter):
         # All but an exchange's id comes from small sets, and looking for secrets costs more than all the rest.
         self._remembered = lru_cache(maxsize=1024)(self._clean)
 
+        self._words = lru_cache(maxsize=1024)(self._pairs)
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
         pairs: dict[str, object] = {
@@ -107,6 +173,48 @@ class LineFormatter(logging.Formatter):
             pairs["stack"] = record.stack_info
         return " ".join(f"{name}={self._shown(value)}" for name, value in pairs.items())
 
+    def exchange(self, record: ExchangeRecord, now: float) -> str:
+        """Return the line of an exchange with its end: what `format` makes of `fields_of`, put together faster."""
+        identity = record.id
+        if not _OWN_ID.fullmatch(identity) or any(secret in identity for secret in self._secrets):
+            identity = self._clean(identity)
+        words = self._words(
+            record.surface,
+            record.model,
+            record.principal,
+            record.outcome,
+            record.status,
+            record.stream,
+            record.lane,
+        )
+        line = (
+            f"at={_moment(now)} level=info logger=deck.exchange event=exchange id={identity} {words}"
+            f" duration={round(record.duration, 4)} queued={round(record.queued, 4)}"
+        )
+        if record.first_token is not None:
+            line += f" first_token={round(record.first_token, 4)}"
+        if record.prompt_tokens is not None:
+            line += f" prompt_tokens={record.prompt_tokens}"
+        if record.completion_tokens is not None:
+            line += f" completion_tokens={record.completion_tokens}"
+        if record.cached_tokens is not None:
+            line += f" cached_tokens={record.cached_tokens}"
+        if record.finish is not None:
+            line += f" finish={self._shown(record.finish)}"
+        return f"{line} notes={len(record.notes)}\n"
+
+    def _pairs(
+        self, surface: str, model: str, principal: str, outcome: str, status: int, stream: bool, lane: str
+    ) -> str:
+        """Return the middle of an exchange's line: what comes from small sets."""
+        text = f"surface={self._shown(surface)}"
+        if model:
+            text += f" model={self._shown(model)}"
+        if principal:
+            text += f" principal={self._shown(principal)}"
+        text += f" outcome={self._shown(outcome)} status={status} stream={'true' if stream else 'false'}"
+        return f"{text} lane={self._shown(lane)}"
+
     def _shown(self, value: object) -> str:
         if not isinstance(value, str):
             return str(value)
@@ -120,7 +228,7 @@ class LineFormatter(logging.Formatter):
         return value if _BARE.fullmatch(value) else json.dumps(value)
 
 
-def _fields(record: ExchangeRecord) -> Mapping[str, object]:
+def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
     """Return what is known of an exchange; what is not, is left out."""
     fields: dict[str, object] = {
         "id": record.id,

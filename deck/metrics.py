@@ -1,18 +1,18 @@
 """What Deck counts: Prometheus metrics, and the same numbers for `GET /v1/stats`.
 
 Knows records and states. Does not know how exchanges come about. Every label comes from a closed set, the rest is
-`other`. Observing an exchange is on the hot path: labelled children are looked up once and kept.
+`other`. Observing an exchange is on the hot path: the cells of exchanges that are alike are looked up once and kept.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -21,6 +21,7 @@ from deck.contracts import ExchangeRecord, ServerState
 from deck.errors import ErrorKind
 from deck.normalize.report import NoteKind
 from deck.scheduler.lanes import Lane
+from deck.tally import Count, Counts, Spread, Spreads
 
 OTHER = "other"
 _OUTCOMES = frozenset({"ok", "client_gone", *(kind.label for kind in ErrorKind)})
@@ -64,39 +65,51 @@ class Metrics:
         self._watched = _Watched(sorted(self._models))
         self._registry.register(self._watched)
         self._declare()
-        self._ends: dict[tuple[str, str, int, bool], Counter] = {}
-        self._notes_of: dict[tuple[str, str, str], Counter] = {}
-        self._tokens_of = {model: self._directions(model) for model in (*self._models, OTHER)}
-        self._times_of = {surface: self._times(surface) for surface in (*self._surfaces, OTHER)}
+        self._alike: dict[_Kind, _Cells] = {}
+        self._notes_of: dict[tuple[str, str, str], Count] = {}
         # Every cell exists from the start: a lane that was never taken reads 0, not nothing.
-        self._routes_of = {
-            (surface, lane): self._routes.labels(surface, lane) for surface in self._surfaces for lane in _LANES
-        }
+        for surface in (*self._surfaces, OTHER):
+            self._duration.cell(surface)
+            self._first.cell(surface)
+        for surface in self._surfaces:
+            for lane in _LANES:
+                self._routes.cell(surface, lane)
+        for model in (*self._models, OTHER):
+            self._directions(model)
         self._observers: set[str] = set()
 
     def _declare(self) -> None:
-        registry = self._registry
         labels = ["surface", "outcome", "status", "stream"]
-        self._requests = Counter("deck_requests", "Exchanges that ended.", labels, registry=registry)
-        self._duration = _histogram("deck_request_duration_seconds", "From first byte to last.", _DURATION, registry)
-        self._first = _histogram("deck_time_to_first_token_seconds", "Until the answer began.", _FIRST_TOKEN, registry)
-        self._tokens = Counter("deck_tokens", "Tokens, as measured.", ["model", "direction"], registry=registry)
-        self._queue = Histogram("deck_queue_seconds", "Waits for a slot.", buckets=_QUEUE, registry=registry)
-        self._load = Histogram("deck_load_seconds", "Loads of a model.", ["model"], buckets=_LOAD, registry=registry)
-        labels = ["surface", "kind", "field"]
-        self._notes = Counter("deck_request_notes", "Fields ignored or changed.", labels, registry=registry)
-        self._routes = Counter("deck_route_requests", "Exchanges by lane.", ["surface", "lane"], registry=registry)
-        self._failures = Counter("deck_observer_failures", "Observers failed.", ["observer"], registry=registry)
-        self._auth = Counter("deck_auth_failures", "Requests without a valid token.", registry=registry)
-        build = Gauge("deck_build_info", "What runs.", ["version", "python"], registry=registry)
+        self._requests = self._counts("deck_requests", "Exchanges that ended.", *labels)
+        self._duration = self._spreads(
+            "deck_request_duration_seconds", "From first byte to last.", _DURATION, "surface"
+        )
+        self._first = self._spreads(
+            "deck_time_to_first_token_seconds", "Until the answer began.", _FIRST_TOKEN, "surface"
+        )
+        self._tokens = self._counts("deck_tokens", "Tokens, as measured.", "model", "direction")
+        self._queue = self._spreads("deck_queue_seconds", "Waits for a slot.", _QUEUE).cell()
+        self._load = self._spreads("deck_load_seconds", "Loads of a model.", _LOAD, "model")
+        self._notes = self._counts("deck_request_notes", "Fields ignored or changed.", "surface", "kind", "field")
+        self._routes = self._counts("deck_route_requests", "Exchanges by lane.", "surface", "lane")
+        self._failures = self._counts("deck_observer_failures", "Observers failed.", "observer")
+        self._auth = self._counts("deck_auth_failures", "Requests without a valid token.").cell()
+        build = Gauge("deck_build_info", "What runs.", ["version", "python"], registry=self._registry)
         build.labels(__version__, platform.python_version()).set(1)
 
-    def _directions(self, model: str) -> tuple[Counter, Counter, Counter]:
-        of = self._tokens.labels
-        return of(model, "prompt"), of(model, "completion"), of(model, "cached")
+    def _counts(self, name: str, documentation: str, *labels: str) -> Counts:
+        found = Counts(name, documentation, labels)
+        self._registry.register(found)
+        return found
 
-    def _times(self, surface: str) -> tuple[Histogram, Histogram]:
-        return self._duration.labels(surface), self._first.labels(surface)
+    def _spreads(self, name: str, documentation: str, bounds: tuple[float, ...], *labels: str) -> Spreads:
+        found = Spreads(name, documentation, bounds, labels)
+        self._registry.register(found)
+        return found
+
+    def _directions(self, model: str) -> tuple[Count, Count, Count]:
+        of = self._tokens.cell
+        return of(model, "prompt"), of(model, "completion"), of(model, "cached")
 
     def watch(self, states: States, depth: Reading, streams: Reading = lambda: 0) -> None:
         """Say where to read, at each scrape, the servers' states, the queue's depth and how many streams are open."""
@@ -104,64 +117,74 @@ class Metrics:
 
     def observe(self, record: ExchangeRecord) -> None:
         """Count an exchange that has ended."""
-        surface = record.surface if record.surface in self._surfaces else OTHER
-        key = (surface, record.outcome, record.status, record.stream)
-        (self._ends.get(key) or self._end(key)).inc()
-        duration, first = self._times_of[surface]
-        duration.observe(record.duration)
+        kind = (record.surface, record.outcome, record.status, record.stream, record.model, record.lane)
+        cells = self._alike.get(kind) or self._cells_of(kind)
+        cells.end.value += 1
+        cells.duration.observe(record.duration)
         if record.first_token is not None:
-            first.observe(record.first_token)
+            cells.first.observe(record.first_token)
         if record.model:
             self._queue.observe(record.queued)
-        route = self._routes_of.get((surface, record.lane))
-        if route is not None:
-            route.inc()
-        self._count_tokens(record)
-        for kind, field in record.notes:
-            note = (surface, kind, field)
-            (self._notes_of.get(note) or self._note(note)).inc()
-        if record.outcome == ErrorKind.AUTHENTICATION.label:
-            self._auth.inc()
-
-    def _count_tokens(self, record: ExchangeRecord) -> None:
-        prompt, completion, cached = self._tokens_of.get(record.model) or self._tokens_of[OTHER]
+        if cells.route is not None:
+            cells.route.value += 1
         if record.prompt_tokens:
-            prompt.inc(record.prompt_tokens)
+            cells.prompt.value += record.prompt_tokens
         if record.completion_tokens:
-            completion.inc(record.completion_tokens)
+            cells.completion.value += record.completion_tokens
         if record.cached_tokens:
-            cached.inc(record.cached_tokens)
+            cells.cached.value += record.cached_tokens
+        for sort, field in record.notes:
+            note = (cells.surface, sort, field)
+            (self._notes_of.get(note) or self._note(note)).value += 1
+        if record.outcome == ErrorKind.AUTHENTICATION.label:
+            self._auth.value += 1
 
-    def _end(self, key: tuple[str, str, int, bool]) -> Counter:
-        surface, outcome, status, stream = key
-        outcome = outcome if outcome in _OUTCOMES else OTHER
-        child = self._requests.labels(surface, outcome, _STATUSES.get(status, OTHER), "true" if stream else "false")
-        if outcome is not OTHER and status in _STATUSES:
-            self._ends[key] = child
-        return child
+    def _cells_of(self, kind: _Kind) -> _Cells:
+        surface, outcome, status, stream, model, lane = kind
+        is_closed = outcome in _OUTCOMES and status in _STATUSES and lane in _LANES
+        is_known = surface in self._surfaces and (not model or model in self._models)
+        surface = surface if surface in self._surfaces else OTHER
+        end = self._requests.cell(
+            surface,
+            outcome if outcome in _OUTCOMES else OTHER,
+            _STATUSES.get(status, OTHER),
+            "true" if stream else "false",
+        )
+        is_route = surface is not OTHER and lane in _LANES
+        cells = _Cells(
+            surface,
+            end,
+            self._duration.cell(surface),
+            self._first.cell(surface),
+            self._routes.cell(surface, lane) if is_route else None,
+            *self._directions(model if model in self._models else OTHER),
+        )
+        if is_closed and is_known:
+            self._alike[kind] = cells
+        return cells
 
-    def _note(self, key: tuple[str, str, str]) -> Counter:
+    def _note(self, key: tuple[str, str, str]) -> Count:
         surface, kind, field = key
         is_known = kind in _NOTE_KINDS and field in self.known_fields
-        child = self._notes.labels(surface, kind if kind in _NOTE_KINDS else OTHER, field if is_known else OTHER)
+        cell = self._notes.cell(surface, kind if kind in _NOTE_KINDS else OTHER, field if is_known else OTHER)
         if is_known:
-            self._notes_of[key] = child
-        return child
+            self._notes_of[key] = cell
+        return cell
 
     def loaded(self, model: str, seconds: float) -> None:
         """Count a model that became ready."""
-        self._load.labels(model if model in self._models else OTHER).observe(seconds)
+        self._load.cell(model if model in self._models else OTHER).observe(seconds)
 
     def observer_failed(self, observer: str) -> None:
         """Count an observer that raised."""
         if observer not in self._observers and len(self._observers) >= _OBSERVERS:
             observer = OTHER
         self._observers.add(observer)
-        self._failures.labels(observer).inc()
+        self._failures.cell(observer).value += 1
 
     def auth_failed(self) -> None:
         """Count a refused token on a route that makes no record; where there is one, `observe` counts it."""
-        self._auth.inc()
+        self._auth.value += 1
 
     def exposition(self) -> tuple[bytes, str]:
         """Return what Prometheus scrapes, and its content type."""
@@ -169,39 +192,46 @@ class Metrics:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts since the start, for people."""
-        cells = self._cells()
-        ends = cells["deck_requests_total"]
+        ends = self._requests.cells
         models: dict[str, dict[str, int]] = {}
-        for labels, value in cells["deck_tokens_total"]:
-            models.setdefault(labels["model"], {})[labels["direction"]] = value
+        for (model, direction), cell in self._tokens.cells.items():
+            models.setdefault(model, {})[direction] = cell.value
         routes: dict[str, dict[str, int]] = {}
-        for labels, value in cells["deck_route_requests_total"]:
-            routes.setdefault(labels["surface"], {})[labels["lane"]] = value
+        for (surface, lane), cell in self._routes.cells.items():
+            routes.setdefault(surface, {})[lane] = cell.value
         return {
             "uptime": round(self._clock() - self._began, 3),
             "requests": {
-                "total": sum(value for _, value in ends),
-                "by_outcome": _sums(ends, "outcome"),
-                "by_surface": _sums(ends, "surface"),
+                "total": sum(cell.value for cell in ends.values()),
+                "by_outcome": _sums(ends, 1),
+                "by_surface": _sums(ends, 0),
                 "streams_open": self._watched.streams(),
-                "auth_failures": cells["deck_auth_failures_total"][0][1],
+                "auth_failures": self._auth.value,
             },
-            "tokens": _sums(cells["deck_tokens_total"], "direction"),
+            "tokens": _sums(self._tokens.cells, 1),
             "models": {
                 name: tokens for name, tokens in sorted(models.items()) if name != OTHER or any(tokens.values())
             },
             "routes": {surface: dict(sorted(lanes.items())) for surface, lanes in sorted(routes.items())},
-            "notes": _sums(cells["deck_request_notes_total"], "field"),
+            "notes": _sums(self._notes.cells, 2),
         }
 
-    def _cells(self) -> Mapping[str, list[tuple[Mapping[str, str], int]]]:
-        """Return every counter by its sample's name."""
-        cells: defaultdict[str, list[tuple[Mapping[str, str], int]]] = defaultdict(list)
-        for family in self._registry.collect():
-            if family.type == "counter":
-                for sample in family.samples:
-                    cells[sample.name].append((sample.labels, int(sample.value)))
-        return cells
+
+_Kind = tuple[str, str, int, bool, str, str]
+
+
+@dataclass(slots=True)
+class _Cells:
+    """Where exchanges that are alike are counted."""
+
+    surface: str
+    end: Count
+    duration: Spread
+    first: Spread
+    route: Count | None
+    prompt: Count
+    completion: Count
+    cached: Count
 
 
 class _Watched(Collector):
@@ -230,12 +260,9 @@ class _Watched(Collector):
         yield GaugeMetricFamily("deck_streams_open", "Streams being answered.", value=self.streams())
 
 
-def _histogram(name: str, documentation: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, documentation, ["surface"], buckets=buckets, registry=registry)
-
-
-def _sums(cells: Iterable[tuple[Mapping[str, str], int]], label: str) -> dict[str, int]:
+def _sums(cells: Mapping[tuple[str, ...], Count], place: int) -> dict[str, int]:
+    """Return the sums by the label at `place`."""
     sums: dict[str, int] = {}
-    for labels, value in cells:
-        sums[labels[label]] = sums.get(labels[label], 0) + value
+    for labels, cell in cells.items():
+        sums[labels[place]] = sums.get(labels[place], 0) + cell.value
     return dict(sorted(sums.items()))

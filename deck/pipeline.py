@@ -5,16 +5,16 @@ Buffered and streamed exchanges run the same code; who the client is makes no di
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from deck import json
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
+from deck.canon.value import value
 from deck.catalog import Catalog
 from deck.contracts import Facts, Family, Filter, Needs, Parsed, ParseOptions, Server, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, invalid
@@ -28,11 +28,13 @@ from deck.tokens import Principal
 from deck.upstream.client import CHAT, TEXT, UpstreamClient
 from deck.upstream.decode import Decoder
 from deck.upstream.encode import encode, encode_text
+from deck.upstream.transport import RawResponse
 
 _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
 _MEDIUM = 1024
+Taker = Callable[[list[Event]], Awaitable[None] | None]
 _Result = TypeVar("_Result")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 # Set among a server's arguments, these cut answers as a client's own limit would.
@@ -60,7 +62,7 @@ class Exchange:
     shaped: Shaped | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Shaped:
     """A request ready to be sent, after steps and family: its upstream route and body. Raw prompts have no family."""
 
@@ -193,41 +195,70 @@ class Pipeline:
             known = self._families[profile.id] = (facts, *self.plugins.family(profile, facts))
         return known[1], known[2]
 
-    async def events(self, exchange: Exchange) -> AsyncGenerator[list[Event], None]:
-        """Run the exchange: wait for its server, forward, and give its events as they come.
+    async def run(self, exchange: Exchange, take: Taker) -> None:
+        """Run the exchange: wait for its server, forward, and hand on its events as they come.
 
         An error before the first event is raised, one after it is the last event.
+
+        Args:
+            exchange: one that is prepared.
+            take: is given events, and may return what must be awaited before it can be given more.
 
         Raises:
             DeckError: nothing was answered.
         """
-        assert exchange.profile is not None
+        profile = exchange.profile
+        assert profile is not None
         await self._fetch_images(exchange)
-        async with self.board.admit(exchange.profile) as server:
+        server = await self.board.acquire(profile)
+        try:
             exchange.granted, exchange.server = self._clock(), server
             exchange.shaped = shaped = self.shape(exchange, server.facts)
-            decoder = shaped.decoder(exchange.seed, exchange.profile)
-            filtered = _filter_of(shaped)
-            thoughts = _Thoughts() if exchange.parsed and exchange.parsed.needs.reasoning_tokens else None
-            with _blaming(shaped.request):
+            if shaped.route is TEXT:
                 await self._check_schema(server, shaped.request)
-                async with self._client.ask(server, shaped.route, json.dumps(shaped.body)) as response:
-                    has_begun = False
-                    while not decoder.finished:
-                        events = await self._next(server, response, decoder)
-                        if filtered is not None and shaped.family is not None:
-                            events = _plugin(shaped.family.name, _filter, filtered, events)
-                        if thoughts is not None:
-                            events = await thoughts.count(events, self._client, server, exchange.report)
-                        if not events:
-                            continue
-                        if not has_begun and isinstance(events[0], Failed):
-                            raise events[0].error
-                        has_begun = True
-                        yield events
-                        if isinstance(events[-1], Failed):
-                            return
-                    await self._client.settle(response)
+            response = await self._post(server, shaped, shaped.body)
+            try:
+                await self._forward(exchange, server, shaped, response, take)
+            finally:
+                response.close()
+        finally:
+            self.board.release(profile, server)
+
+    async def _post(self, server: Server, shaped: Shaped, body: dict[str, Any]) -> RawResponse:
+        try:
+            return await self._client.post(server, shaped.route, json.dumps(body))
+        except DeckError as error:
+            _blame(error, shaped.request)
+            raise
+
+    async def _forward(
+        self, exchange: Exchange, server: Server, shaped: Shaped, response: RawResponse, take: Taker
+    ) -> None:
+        assert exchange.profile is not None
+        assert exchange.parsed is not None
+        decoder = shaped.decoder(exchange.seed, exchange.profile)
+        filtered = _filter_of(shaped)
+        thoughts = _Thoughts() if exchange.parsed.needs.reasoning_tokens else None
+        has_begun = False
+        while not decoder.finished:
+            events = await self._next(server, response, decoder)
+            if filtered is not None and shaped.family is not None:
+                events = _plugin(shaped.family.name, _filter, filtered, events)
+            if thoughts is not None:
+                events = await thoughts.count(events, self._client, server, exchange.report)
+            if not events:
+                continue
+            if not has_begun and isinstance(events[0], Failed):
+                _blame(events[0].error, shaped.request)
+                raise events[0].error
+            has_begun = True
+            waiting = take(events)
+            if waiting is not None:
+                await waiting
+            if isinstance(events[-1], Failed):
+                return
+        if not response.is_complete:
+            await self._client.settle(response)
 
     async def _fetch_images(self, exchange: Exchange) -> None:
         """Put images in the place of their URLs, unless the model is known to take none."""
@@ -293,10 +324,13 @@ class Pipeline:
             return (
                 await self._client.count_text(server, prompt, special=True) if isinstance(prompt, str) else len(prompt)
             )
-        with _blaming(shaped.request):
+        try:
             return await self._client.count_chat(server, json.dumps(shaped.body | {"stream": False}))
+        except DeckError as error:
+            _blame(error, shaped.request)
+            raise
 
-    async def _next(self, server: Server, response: Any, decoder: Decoder) -> list[Event]:
+    async def _next(self, server: Server, response: RawResponse, decoder: Decoder) -> list[Event]:
         try:
             chunk = await self._client.next_chunk(server, response)
         except DeckError as error:
@@ -380,18 +414,13 @@ def _filter_of(shaped: Shaped) -> Filter | None:
     return _plugin(shaped.family.name, shaped.family.filter, shaped.request)
 
 
-@contextlib.contextmanager
-def _blaming(request: Request) -> Iterator[None]:
+def _blame(error: DeckError, request: Request) -> None:
     """Name the client's field where llama-server's own words do not: its grammar comes from one of three."""
-    try:
-        yield
-    except DeckError as error:
-        if error.kind is ErrorKind.INVALID_REQUEST and error.param is None and _GRAMMAR.search(error.message):
-            has_tools = isinstance(request, ChatRequest) and request.tools
-            error.param = request.output.path if request.output else "tools" if has_tools else None
-        if error.param is None and isinstance(request, TextRequest) and _TOKENS.search(error.message):
-            error.param = "prompt"
-        raise
+    if error.kind is ErrorKind.INVALID_REQUEST and error.param is None and _GRAMMAR.search(error.message):
+        has_tools = isinstance(request, ChatRequest) and request.tools
+        error.param = request.output.path if request.output else "tools" if has_tools else None
+    if error.param is None and isinstance(request, TextRequest) and _TOKENS.search(error.message):
+        error.param = "prompt"
 
 
 def _plugin(name: str, call: Callable[..., _Result], *arguments: Any) -> _Result:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from deck import json
 from deck.http import Send
+from deck.turn import Turn
 
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream"),
@@ -23,14 +24,19 @@ class Reply:
     Args:
         send: ASGI's.
         headers: gives the headers every answer carries, asked when the answer starts.
+        turn: the short cut past ASGI, where Deck's own server offers it.
     """
 
-    __slots__ = ("_headers", "_is_writing", "_last", "_send", "_task", "_timer", "status")
+    __slots__ = ("_headers", "_is_writing", "_last", "_loop", "_send", "_task", "_timer", "_turn", "status")
 
-    def __init__(self, send: Send, headers: Callable[[], Iterable[tuple[bytes, bytes]]]) -> None:
+    def __init__(
+        self, send: Send, headers: Callable[[], Iterable[tuple[bytes, bytes]]], turn: Turn | None = None
+    ) -> None:
         self._send = send
         self._headers = headers
+        self._turn = turn
         self.status: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_writing = False
@@ -47,12 +53,30 @@ class Reply:
         self.status = status
         headers = [
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(content)).encode()),
+            (b"content-length", b"%d" % len(content)),
             *self._headers(),
             *extra,
         ]
+        turn = self._turn
+        if turn is not None and not turn.is_full:
+            turn.answer(status, headers, content)
+            return
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": content})
+
+    def put(self, data: bytes) -> Awaitable[None] | None:
+        """Send frames at once if the client takes them, else return `frames` to be awaited."""
+        turn = self._turn
+        if turn is None or turn.is_full or self._task is not None:
+            return self.frames(data)
+        if self._loop is not None:
+            self._last = self._loop.time()
+        if self.status is None:
+            self.status = 200
+            turn.start(200, [*_STREAM_HEADERS, *self._headers()], data)
+        else:
+            turn.write(data)
+        return None
 
     async def frames(self, data: bytes) -> None:
         """Send frames of a stream, starting it with 200 if need be; they follow a heartbeat that is on its way."""
@@ -80,7 +104,7 @@ class Reply:
 
     def beat(self, interval: float, frame: Callable[[], bytes | None]) -> None:
         """Send `frame()` whenever nothing was sent for `interval` seconds; None = not now."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._last = loop.time()
 
         def tick() -> None:
@@ -104,5 +128,7 @@ class Reply:
 
     async def settle(self) -> None:
         """Wait until a heartbeat that is being written is out, so that nothing is written into its middle."""
-        if self._task is not None and not self._task.done():
-            await asyncio.shield(self._task)
+        if self._task is not None:
+            if not self._task.done():
+                await asyncio.shield(self._task)
+            self._task = None

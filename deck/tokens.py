@@ -17,7 +17,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -266,6 +266,17 @@ class TokenStore:
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
             raise DeckError(ErrorKind.INTERNAL, f"{self._path} cannot be written: {exc.strerror}") from exc
+
+
+def credentials_by_name(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    """Return what `credentials_of` does, from headers of which none stands twice."""
+    sent = headers.get(b"authorization")
+    if sent is None or b"x-api-key" in headers or b"api-key" in headers:
+        return credentials_of(headers.items())
+    if sent[:7] == b"Bearer ":
+        credential = sent[7:].strip()
+        return [credential] if credential else []
+    return credentials_of(headers.items())
 
 
 def credentials_of(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:

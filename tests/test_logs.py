@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import json
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,46 @@ def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> No
     logs.log_exchange(dataclasses.replace(RECORD, model="", principal="", first_token=None, finish=None))
     found = pairs(stream.getvalue())
     assert not {"model", "principal", "first_token", "finish"} & set(found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"id": "req_0123456789abcdef01234567"},
+        {"id": f"my {CANARY}", "finish": None, "first_token": None},
+        {"id": "req_hunter2canaryhunter2cana", "model": "", "principal": "", "status": 404, "stream": False},
+        {"model": "hunter2canary", "prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
+        {"outcome": "client gone", "duration": 0.00004, "queued": 1e-9, "notes": ()},
+    ],
+)
+def test_an_exchange_is_written_as_any_event_is(changes: dict[str, Any]) -> None:
+    record = dataclasses.replace(RECORD, **changes)
+    lines = logs.LineFormatter(["hunter2canary"])
+    made = {"name": "deck.exchange", "levelname": "INFO", "msg": "exchange", "created": 1.25}
+    event = logging.makeLogRecord({**made, "fields": logs.fields_of(record)})
+    assert lines.exchange(record, 1.25) == lines.format(event) + "\n"
+    assert "canary" not in lines.exchange(record, 1.25)
+
+
+def test_exchanges_are_gathered_and_written_before_any_other_line(stream: io.StringIO) -> None:
+    async def run() -> None:
+        logs.log_exchange(RECORD)
+        logs.log_exchange(dataclasses.replace(RECORD, id="req_2"))
+        assert stream.getvalue() == ""
+        logging.getLogger("deck.test").info("third")
+        assert [pairs(line)["event"] for line in stream.getvalue().splitlines()] == ["exchange", "exchange", "third"]
+        logs.log_exchange(RECORD)
+        async with asyncio.timeout(10):
+            while stream.getvalue().count("\n") < 4:
+                await asyncio.sleep(0)
+        for _ in range(1000):
+            logs.log_exchange(RECORD)
+        assert stream.getvalue().count("\n") > 4 + 512, "only so many are held back"
+
+    asyncio.run(run())
+    logs.release()
+    assert stream.getvalue().count("\n") == 1004
 
 
 def test_an_exchange_below_the_level_costs_nothing(stream: io.StringIO) -> None:

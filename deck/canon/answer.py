@@ -9,11 +9,12 @@ from typing import Any, assert_never
 from deck import json
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Progress, Start
 from deck.canon.request import Reasoning, Text, ToolCall
+from deck.canon.value import value
 
 AnswerPart = Text | Reasoning | ToolCall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What the model produced, in order, and how it ended.
 

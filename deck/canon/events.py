@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
+from deck.canon.value import value
 from deck.errors import DeckError
 
 PartKind = Literal["text", "reasoning", "tool_call"]
@@ -25,7 +25,7 @@ class FinishReason(Enum):
     CONTEXT = "context"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Usage:
     """Token counts; `prompt` includes `cached`; None = not known."""
 
@@ -35,7 +35,7 @@ class Usage:
     reasoning: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Start:
     """The upstream has begun to answer."""
 
@@ -43,7 +43,7 @@ class Start:
     fingerprint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PartStart:
     """A part opens; `index` counts from 0 over all parts; tool members are set for a call only."""
 
@@ -53,7 +53,7 @@ class PartStart:
     tool_name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PartDelta:
     """More of the open part; `logprobs` are llama-server's entries for the tokens in it."""
 
@@ -63,14 +63,14 @@ class PartDelta:
     timings: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PartEnd:
     """The open part is complete."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Progress:
     """Something moves: a model loads, the request waits, the prompt is processed (`detail` as llama-server has it)."""
 
@@ -78,7 +78,7 @@ class Progress:
     detail: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Finish:
     """The orderly end."""
 
@@ -88,7 +88,7 @@ class Finish:
     timings: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Failed:
     """The end that is not orderly; whatever part was open stays open."""
 

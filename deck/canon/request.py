@@ -6,22 +6,24 @@ Unset is absence: `sampling` and `extra` hold only what someone set. Scalar name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
+
+from deck.canon.value import value
 
 Json = Any  # a decoded JSON value: the one place where a type cannot be narrower
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Text:
     """A piece of text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Image:
     """An image as a base64 `data:` URL, or one that Deck is yet to fetch; `path` is where the client wrote it."""
 
@@ -29,7 +31,7 @@ class Image:
     path: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Audio:
     """Sound as base64 `data` and its container, `wav` or `mp3`."""
 
@@ -37,7 +39,7 @@ class Audio:
     format: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Reasoning:
     """Thinking text that an assistant turn carried; a signature is opaque and means nothing to Deck."""
 
@@ -45,7 +47,7 @@ class Reasoning:
     signature: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ToolCall:
     """A call the assistant made; `arguments` is the raw JSON string, `id` nine alphanumerics."""
 
@@ -54,7 +56,7 @@ class ToolCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ToolResult:
     """The client's answer to the call with the same `id`."""
 
@@ -66,7 +68,7 @@ class ToolResult:
 Part = Text | Image | Audio | Reasoning | ToolCall | ToolResult
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Message:
     """One turn; `origin` is where it stood in the client's request, as `messages[2]`, for notes and errors."""
 
@@ -75,7 +77,7 @@ class Message:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Tool:
     """A function the model may call; `parameters` is a JSON Schema, None = takes nothing.
 
@@ -89,7 +91,7 @@ class Tool:
     strict_path: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ToolChoice:
     """Whether the model may, must or must not call; `names` narrows which tools are offered."""
 
@@ -97,7 +99,7 @@ class ToolChoice:
     names: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Output:
     """What the answer must look like: a JSON Schema, any JSON object, or a GBNF grammar.
 
@@ -112,7 +114,7 @@ class Output:
     strict_path: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class ReasoningSetting:
     """How to think; None = the model's own default; `path` is where the client asked for an effort."""
 
@@ -123,7 +125,10 @@ class ReasoningSetting:
     path: str = "reasoning_effort"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+UNSET_REASONING = ReasoningSetting()
+
+
+@value(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A conversation to continue.
 
@@ -137,7 +142,7 @@ class ChatRequest:
     parallel_tool_calls: bool | None = None
     sampling: Mapping[str, Json] = field(default_factory=dict)
     output: Output | None = None
-    reasoning: ReasoningSetting = ReasoningSetting()
+    reasoning: ReasoningSetting = UNSET_REASONING
     logprobs: int | None = None
     stream: bool = False
     extra: Mapping[str, Json] = field(default_factory=dict)
@@ -149,7 +154,7 @@ class ChatRequest:
         return self.sampling.get("max_tokens") == 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class TextRequest:
     """A raw prompt to continue, as text or as ids of the model's own tokens; no template is applied to it."""
 

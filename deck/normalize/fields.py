@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from deck.errors import DeckError, invalid
 from deck.normalize.report import Report
-from deck.normalize.types import FieldType, anything
+from deck.normalize.types import FieldType, Plain, anything
 
 
 class Treatment(Enum):
@@ -67,20 +67,26 @@ class Field:
 
 
 class Table:
-    """The fields of one object of a wire; refuses to be built with a spelling that stands twice."""
+    """The fields of one object of a wire; refuses to be built with a spelling that stands twice.
 
-    __slots__ = ("_index", "_prefixes", "fields", "where")
+    `plain` holds, by name, what mapped fields take as it is.
+    """
+
+    __slots__ = ("_index", "_prefixes", "fields", "plain", "where")
 
     def __init__(self, where: str, fields: Iterable[Field]) -> None:
         self.where = where
         self.fields = tuple(fields)
         self._index: dict[str, Field] = {}
+        self.plain: dict[str, Plain] = {}
         self._prefixes: list[tuple[str, Field]] = []
         for field in self.fields:
             for spelling in (field.name, *field.aliases):
                 if spelling in self._index:
                     raise ValueError(f"{where}: {spelling!r} stands in the table twice")
                 self._index[spelling] = field
+            if field.treatment is Treatment.MAPPED and field.type.plain != Plain():
+                self.plain[field.name] = field.type.plain
             if field.name.endswith("*"):
                 self._prefixes.append((field.name[:-1], field))
 
@@ -101,13 +107,17 @@ class Table:
 
 
 class Values:
-    """What a table's reader found: canonical values, and the client's own path of each."""
+    """What a table's reader found: canonical values, and where the client wrote each.
 
-    __slots__ = ("paths", "values")
+    `paths` names those that do not stand at `prefix` under their canonical name.
+    """
 
-    def __init__(self, values: Mapping[str, Any], paths: Mapping[str, str]) -> None:
+    __slots__ = ("paths", "prefix", "values")
+
+    def __init__(self, values: dict[str, Any], paths: dict[str, str], prefix: str = "") -> None:
         self.values = values
         self.paths = paths
+        self.prefix = prefix
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a canonical value, absent and null alike as `default`."""
@@ -115,7 +125,10 @@ class Values:
 
     def path(self, name: str) -> str:
         """Return where the client wrote it."""
-        return self.paths.get(name, name)
+        found = self.paths.get(name)
+        if found is None:
+            return f"{self.prefix}.{name}" if self.prefix and name in self.values else name
+        return found
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
@@ -136,19 +149,32 @@ class Reader:
         Raises:
             DeckError: a field is unknown, refused, of a wrong type, or disagrees with its alias.
         """
-        values: dict[str, Any] = {}
-        paths: dict[str, str] = {}
-        self._read(table, body, path, values, paths)
-        return Values(values, paths)
+        found = Values({}, {}, path)
+        values, plain = found.values, table.plain
+        for key, value in body.items():
+            kind = type(value)
+            row = plain.get(key)
+            if (
+                row is not None
+                and (
+                    kind is row.exact
+                    or (row.all and value is not None)
+                    or (kind is str and value in row.words)
+                    or (kind in row.numbers and row.low <= value <= row.high)
+                )
+                and key not in values
+            ):
+                values[key] = value
+            else:
+                self._read(table, key, value, path, found)
+        return found
 
     def read_with_extra(self, table: Table, body: Mapping[str, Any], *, protected: frozenset[str]) -> Values:
         """Read a top level whose `extra_body` is flattened; `protected` names may not come from there."""
-        values: dict[str, Any] = {}
-        paths: dict[str, str] = {}
-        extra = body.get("extra_body")
-        if "extra_body" in body:
-            body = {key: value for key, value in body.items() if key != "extra_body"}
-        self._read(table, body, "", values, paths)
+        if "extra_body" not in body:
+            return self.read(table, body)
+        extra = body["extra_body"]
+        found = self.read(table, {key: value for key, value in body.items() if key != "extra_body"})
         if extra is not None:
             if not isinstance(extra, dict):
                 raise invalid("extra_body: expected an object", "extra_body", "invalid_type")
@@ -157,38 +183,29 @@ class Reader:
                 if (field.name if field else name) in protected:
                     where = f"extra_body.{name}"
                     raise invalid(f"{where} may not replace {name!r}; send it at the top level", where)
-            self._read(table, extra, "extra_body", values, paths)
-        return Values(values, paths)
+            for key, value in extra.items():
+                self._read(table, key, value, "extra_body", found)
+        return found
 
-    def _read(
-        self, table: Table, body: Mapping[str, Any], path: str, values: dict[str, Any], paths: dict[str, str]
-    ) -> None:
-        for key, value in body.items():
-            where = f"{path}.{key}" if path else key
-            field = table._index.get(key) or table.find(key)
-            if field is None:
-                self._unknown(table, key, where)
-            elif field.treatment is Treatment.MAPPED:
-                if value is None:
-                    continue
-                found = field.type.check(value, where, self.report)
-                if key == field.name and key not in values:
-                    values[key], paths[key] = found, where
-                else:
-                    self._mapped(field, key, found, where, values, paths)
-            else:
-                self._unmapped(field, value, where)
+    def _read(self, table: Table, key: str, value: Any, path: str, found: Values) -> None:
+        """Read one member of what stands at `path` into `found`."""
+        where = f"{path}.{key}" if path else key
+        field = table.find(key)
+        if field is None:
+            self._unknown(table, key, where)
+        elif field.treatment is not Treatment.MAPPED:
+            self._unmapped(field, value, where)
+        elif value is not None:
+            self._mapped(field, key, field.type.check(value, where, self.report), where, found)
 
-    def _mapped(
-        self, field: Field, key: str, value: Any, where: str, values: dict[str, Any], paths: dict[str, str]
-    ) -> None:
-        name = field.name
+    def _mapped(self, field: Field, key: str, value: Any, where: str, found: Values) -> None:
+        name, values = field.name, found.values
         if key != name:
             self.report.changed(where, f"is read as {name}", shown=f"{where}>{name}", field=name)
         if name not in values:
-            values[name], paths[name] = value, where
+            values[name], found.paths[name] = value, where
         elif values[name] != value or isinstance(values[name], bool) != isinstance(value, bool):
-            raise invalid(f"{paths[name]!r} and {where!r} say different things; send one of them", where)
+            raise invalid(f"{found.path(name)!r} and {where!r} say different things; send one of them", where)
 
     def _unmapped(self, field: Field, value: Any, where: str) -> None:
         match field.treatment:

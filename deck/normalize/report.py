@@ -7,8 +7,9 @@ but for numbers in a clamp.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+
+from deck.canon.value import value
 
 IGNORED_HEADER = "X-Athena-Compatibility-Ignored"
 CHANGED_HEADER = "X-Athena-Compatibility-Changed"
@@ -24,7 +25,7 @@ class NoteKind(Enum):
     CHANGED = "changed"
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Note:
     """One entry: the client's path, the reason, what the header shows, and the table's name of the field."""
 

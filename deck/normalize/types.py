@@ -18,12 +18,32 @@ Check = Callable[[Any, str, Report], Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Plain:
+    """Values that a type takes as they are, so that the reader need not call its check: the usual ones.
+
+    A value is plain if it is not null and `all` are, if its type is `exact`, if it is a string among `words`, or a
+    number of a type among `numbers` within `low`…`high`.
+    """
+
+    all: bool = False
+    exact: type | None = None
+    words: frozenset[str] = frozenset()
+    numbers: tuple[type, ...] = ()
+    low: float = 0
+    high: float = 0
+
+
+_NOTHING_PLAIN = Plain()
+
+
+@dataclass(frozen=True, slots=True)
 class FieldType:
     """What values a field takes: `describe` for documents, `json` for the JSON type, `check` to read one."""
 
     json: str
     describe: str
     check: Check
+    plain: Plain = _NOTHING_PLAIN
 
 
 def wrong_type(path: str, expected: str, value: Any) -> DeckError:
@@ -79,7 +99,11 @@ def integer(low: int | None = None, high: int | None = INT32_MAX) -> FieldType:
             raise out_of_range(path, expected, value)
         return number
 
-    return FieldType("integer", expected[3:], check)
+    return FieldType("integer", expected[3:], check, _within(low, high, int))
+
+
+def _within(low: float | None, high: float | None, *numbers: type) -> Plain:
+    return _NOTHING_PLAIN if low is None or high is None else Plain(numbers=numbers, low=low, high=high)
 
 
 def budget() -> FieldType:
@@ -95,7 +119,8 @@ def budget() -> FieldType:
             return INT32_MAX
         return number
 
-    return FieldType("integer", "integer 0…2147483647, 0 = process the prompt only, larger is capped", check)
+    described = "integer 0…2147483647, 0 = process the prompt only, larger is capped"
+    return FieldType("integer", described, check, _within(0, INT32_MAX, int))
 
 
 def off_or_integer(off: int, becomes: int, high: int = INT32_MAX) -> FieldType:
@@ -125,7 +150,7 @@ def number(low: float | None = None, high: float | None = None) -> FieldType:
             raise out_of_range(path, expected, value)
         return value
 
-    return FieldType("number", expected[2:], check)
+    return FieldType("number", expected[2:], check, _within(low, high, float, int))
 
 
 def _range(low: float | None, high: float | None) -> str:
@@ -144,7 +169,7 @@ def boolean() -> FieldType:
             raise wrong_type(path, "a boolean", value)
         return value
 
-    return FieldType("boolean", "boolean", check)
+    return FieldType("boolean", "boolean", check, Plain(exact=bool))
 
 
 def string(*, longest: int | None = None, pattern: str | None = None, empty: bool = True) -> FieldType:
@@ -160,7 +185,8 @@ def string(*, longest: int | None = None, pattern: str | None = None, empty: boo
             raise out_of_range(path, expected, value)
         return value
 
-    return FieldType("string", expected[2:], check)
+    is_free = longest is None and compiled is None and empty
+    return FieldType("string", expected[2:], check, Plain(exact=str) if is_free else _NOTHING_PLAIN)
 
 
 def one_of(*values: str) -> FieldType:
@@ -174,7 +200,7 @@ def one_of(*values: str) -> FieldType:
             raise out_of_range(path, expected, value)
         return value
 
-    return FieldType("string", expected, check)
+    return FieldType("string", expected, check, Plain(words=frozenset(values)))
 
 
 def strings(*, most: int, or_one: bool = False, known: frozenset[str] | None = None) -> FieldType:
@@ -208,7 +234,7 @@ def mapping() -> FieldType:
             raise wrong_type(path, "an object", value)
         return value
 
-    return FieldType("object", "object", check)
+    return FieldType("object", "object", check, Plain(exact=dict))
 
 
 def array() -> FieldType:
@@ -219,12 +245,12 @@ def array() -> FieldType:
             raise wrong_type(path, "an array", value)
         return value
 
-    return FieldType("array", "array", check)
+    return FieldType("array", "array", check, Plain(exact=list))
 
 
 def anything(describe: str) -> FieldType:
     """Any JSON value; the surface reads its structure, `describe` says what it takes."""
-    return FieldType("any", describe, lambda value, path, report: value)
+    return FieldType("any", describe, lambda value, path, report: value, Plain(all=True))
 
 
 def logit_bias() -> FieldType:

@@ -17,6 +17,7 @@ from deck.profile import Profile
 from deck.scheduler.policy import Command, Grant, Policy, Refuse, Start, Stop, Ticket
 
 _log = logging.getLogger("deck.scheduler")
+_TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
 class Board:
@@ -50,6 +51,7 @@ class Board:
         self._servers: dict[str, Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: dict[str, asyncio.TimerHandle] = {}
+        self._idle_since: dict[str, float] = {}
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -83,11 +85,15 @@ class Board:
         if self._closing:
             raise DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         loop = asyncio.get_running_loop()
-        ticket = Ticket(next(self._ids), profile.id, profile.server.url is None, loop.time())
-        self._profiles[profile.id] = profile
+        name = profile.id
+        ticket = Ticket(next(self._ids), name, profile.server.url is None, loop.time())
+        self._profiles[name] = profile
+        commands = list(self._policy.arrive(ticket))
+        if len(commands) == 1 and isinstance(commands[0], Grant) and commands[0].ticket is ticket:
+            return self._servers[name]  # there is room: nobody needs to wait for anything
         future: asyncio.Future[Server] = loop.create_future()
         self._waiting[ticket] = future
-        self._execute(self._policy.arrive(ticket))
+        self._execute(commands)
         self._watch_expiry()
         try:
             return await future
@@ -124,9 +130,6 @@ class Board:
                     assert_never(command)
 
     def _grant(self, ticket: Ticket) -> None:
-        timer = self._idle.pop(ticket.profile, None)
-        if timer is not None:
-            timer.cancel()
         future = self._waiting.get(ticket)
         if future is None or future.done():
             self._execute(self._policy.release(ticket.profile))
@@ -178,14 +181,25 @@ class Board:
         self._execute(self._policy.stopped(name))
 
     def _watch_idle(self, profile: Profile) -> None:
-        ttl = profile.server.ttl
-        if not ttl or self._policy.running(profile.id) or self._closing:
+        name, ttl = profile.id, profile.server.ttl
+        if not ttl or self._closing or self._policy.running(name):
             return
         loop = asyncio.get_running_loop()
-        old = self._idle.pop(profile.id, None)
-        if old is not None:
-            old.cancel()
-        self._idle[profile.id] = loop.call_later(ttl, lambda: self._execute(self._policy.idle(profile.id)))
+        self._idle_since[name] = loop.time()
+        # One lazy timer for each server: to move it with each exchange would cost more than the rest of this.
+        if name not in self._idle:
+            self._idle[name] = loop.call_later(ttl, self._look_idle, name, ttl)
+
+    def _look_idle(self, name: str, ttl: float) -> None:
+        del self._idle[name]
+        if self._policy.running(name):
+            return
+        loop = asyncio.get_running_loop()
+        left = self._idle_since[name] + ttl - loop.time()
+        if left > _TICK:
+            self._idle[name] = loop.call_later(left, self._look_idle, name, ttl)
+        else:
+            self._execute(self._policy.idle(name))
 
     def _watch_expiry(self) -> None:
         at = self._policy.next_expiry()
@@ -195,7 +209,7 @@ class Board:
 
     def _expire(self) -> None:
         self._expiry = None
-        self._execute(self._policy.expire(asyncio.get_running_loop().time() + 0.001))
+        self._execute(self._policy.expire(asyncio.get_running_loop().time() + _TICK))
         self._watch_expiry()
 
     async def close(self) -> None:

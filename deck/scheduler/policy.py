@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from deck.canon.value import value
 from deck.errors import DeckError, ErrorKind
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Ticket:
     """One exchange that wants a model; `since` is when it came, in the caller's clock."""
 
@@ -23,14 +24,14 @@ class Ticket:
     since: float
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Grant:
     """The ticket may use its server now."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Refuse:
     """The ticket gets this error."""
 
@@ -38,14 +39,14 @@ class Refuse:
     error: DeckError
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Start:
     """Start this profile's server; the answer is `started` or `failed`."""
 
     profile: str
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Stop:
     """Stop this profile's server; the answer is `stopped`."""
 

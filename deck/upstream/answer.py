@@ -45,7 +45,7 @@ class RawResponse:
     # fmt: off
     __slots__ = (
         "_bodiless", "_chunks", "_complete", "_connection", "_error", "_has_head", "_limit", "_limits", "_since",
-        "_size", "_timer", "_waiter", "headers", "status",
+        "_size", "_waiter", "headers", "status",
     )
     # fmt: on
 
@@ -61,7 +61,6 @@ class RawResponse:
         self._size = 0
         self._error: httpx.TransportError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._limit: float | None = None
         self._since = 0.0
 
@@ -132,12 +131,14 @@ class RawResponse:
     async def _wait(self, limit: float | None) -> None:
         """Wait until something changes: head, body, end, error, or room to write."""
         assert self._waiter is None, "an answer has one reader"
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             return
         self._limit = limit
         if limit is not None:
-            self._arm(self._connection.loop, limit)
-        self._waiter = self._connection.loop.create_future()
+            self._since = now = connection.loop.time()
+            connection.look_at(now + limit)
+        self._waiter = connection.loop.create_future()
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -154,34 +155,20 @@ class RawResponse:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _arm(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
-        """Keep one lazy timer for the whole answer: a timer for each chunk would cost more than the chunk."""
-        self._since = loop.time()
-        due = self._since + limit
-        if self._timer is not None:
-            if self._timer.when() <= due:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(due, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = None
+    def _expire(self, now: float) -> float | None:
+        """Fail if nothing has come in time; return when to look again, None = nobody waits."""
         connection, limit = self._connection, self._limit
         if connection is None or limit is None or self._waiter is None or self._waiter.done():
-            return
-        now = connection.loop.time()
+            return None
         if connection.is_writing:  # the write limit watches until the request is out
             self._since = now
         due = self._since + limit
         if now < due - _TICK:
-            self._timer = connection.loop.call_at(due, self._expire)
-            return
+            return due
         what = "more of the response body" if self._has_head else "response head"
         connection.fail(httpx.ReadTimeout(f"no {what} within {limit:g} s"))
+        return None
 
     def _detach(self) -> None:
         self._connection = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -13,7 +13,7 @@ from deck import __version__, json
 from deck.contracts import Address, Server
 from deck.errors import DeckError, ErrorKind
 from deck.upstream.failures import upstream_error
-from deck.upstream.transport import RawResponse, Target, TimeLimits, Transport
+from deck.upstream.transport import Prepared, RawResponse, Target, TimeLimits, Transport
 
 _ERROR_LIMIT = 1 << 20
 _ANSWER_LIMIT = 64 << 20
@@ -31,6 +31,7 @@ class UpstreamClient:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._known: dict[tuple[int, str], _Known] = {}
 
     def ask(self, server: Server, route: str, body: bytes) -> Posted:
         """Post to `CHAT` or `TEXT`; entered, it gives the answer once its head says 200; leaving early aborts it.
@@ -47,9 +48,26 @@ class UpstreamClient:
             DeckError: llama-server refused, died, or stayed silent too long.
         """
         try:
-            return await self._send(server, route, body)
+            response = await self._transport.post(self._prepared(server, route), body)
+            if response.status == 200:
+                return response
+            try:
+                content = await response.read(_ERROR_LIMIT)
+            finally:
+                response.close()
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
+        raise upstream_error(response.status, content)
+
+    def _prepared(self, server: Server, route: str) -> Prepared:
+        known = self._known.get((id(server), route))
+        if known is not None and known.server is server and known.key is server.key:
+            address = server.address
+            if known.address is address or known.address == address:
+                return known.prepared
+        known = _Known(server, route)
+        self._known[id(server), route] = known
+        return known.prepared
 
     async def count_chat(self, server: Server, body: bytes) -> int:
         """Return how many tokens the prompt of a chat body takes, template and tools included.
@@ -117,35 +135,30 @@ class UpstreamClient:
     def forget(self, server: Server) -> None:
         """Close every connection to a server that is going away."""
         self._transport.close_target(target_of(server.address))
+        for known in [known for known in self._known if known[0] == id(server)]:
+            del self._known[known]
 
-    async def _send(self, server: Server, path: str, body: bytes) -> RawResponse:
+
+class _Known:
+    """The prepared head of a server's route, and what it was made from."""
+
+    __slots__ = ("address", "key", "prepared", "server")
+
+    def __init__(self, server: Server, route: str) -> None:
+        self.server = server
+        self.address = address = server.address
+        self.key = server.key
         stall = server.profile.server.stall_timeout
-        limits = TimeLimits(connect=5.0, write=60.0, head=stall, read=stall)
-        address = server.address
         headers = [
             (b"host", b"localhost" if address.uds else f"{address.host}:{address.port}".encode()),
             (b"user-agent", f"deck/{__version__}".encode()),
             (b"accept", b"text/event-stream"),
             (b"content-type", b"application/json"),
         ]
-        if server.key:
-            headers.append((b"authorization", b"Bearer " + server.key.encode()))
-        target = target_of(address)
-        response = await self._transport.send(target, "POST", address.prefix + path, headers, body, limits)
-        if response.status != 200:
-            try:
-                content = await response.read(_ERROR_LIMIT)
-            finally:
-                await response.aclose()
-            raise upstream_error(response.status, content)
-        return response
-
-    @contextlib.asynccontextmanager
-    async def _guard(self, server: Server) -> AsyncIterator[None]:
-        try:
-            yield
-        except httpx.HTTPError as exc:
-            raise await _broken(server, exc) from exc
+        if self.key:
+            headers.append((b"authorization", b"Bearer " + self.key.encode()))
+        limits = TimeLimits(connect=5.0, write=60.0, head=stall, read=stall)
+        self.prepared = Prepared(target_of(address), address.prefix + route, headers, limits)
 
 
 class Posted:

@@ -32,8 +32,8 @@ class Connection(asyncio.Protocol):
 
     # fmt: off
     __slots__ = (
-        "_answered", "_complete", "_high_water", "_keep", "_left", "_loose", "_max_head", "_owner", "_parser",
-        "_protest", "_reading_paused", "_request_sent", "_response", "_reused", "_transport", "_write_timer",
+        "_answered", "_complete", "_due", "_high_water", "_keep", "_left", "_loose", "_max_head", "_owner", "_parser",
+        "_protest", "_reading_paused", "_request_sent", "_response", "_reused", "_timer", "_transport", "_write_timer",
         "closed", "idle_since", "is_stale", "is_writing", "loop", "target",
     )
     # fmt: on
@@ -54,6 +54,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._response: RawResponse | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._left = 0
         self._reused = False
         self._reading_paused = False
@@ -85,7 +87,12 @@ class Connection(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
-        return await self._until_head(response)
+        while not (response._has_head or response._error is not None):
+            await response._wait(limits.head)
+        if not response._has_head:
+            assert response._error is not None
+            raise response._error
+        return response
 
     async def exchange_stream(
         self, head: bytes, body: AsyncIterable[bytes], limits: TimeLimits, *, bodiless: bool
@@ -140,8 +147,26 @@ class Connection(asyncio.Protocol):
         """Close at once, without sending what is still buffered."""
         self._owner.forget(self)
         self._stop_write_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._transport is not None:
             self._transport.abort()
+
+    def look_at(self, due: float) -> None:
+        """See at that time whether the answer is late; one lazy timer serves the connection for as long as it lives."""
+        if self._timer is not None:
+            if self._due <= due:
+                return
+            self._timer.cancel()
+        self._due = due
+        self._timer = self.loop.call_at(due, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        due = self._response._expire(self.loop.time()) if self._response is not None else None
+        if due is not None:
+            self.look_at(due)
 
     def resume_reading(self) -> None:
         """Take bytes from the socket again after the reader has caught up."""
@@ -226,7 +251,8 @@ class Connection(asyncio.Protocol):
             self._protest = "the server switched protocols unasked"
         if status < 200:
             return
-        if sum(len(name) + len(value) for name, value in response.headers) > self._max_head:
+        # Of the bytes in hand some may be the body's: only if they are many is the head counted by itself.
+        if self._loose > self._max_head and _size(response.headers) > self._max_head:
             self._protest = f"more than {self._max_head} bytes of response head"
             return
         response.status = status
@@ -310,6 +336,10 @@ class Connection(asyncio.Protocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _size(headers: list[tuple[bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) for name, value in headers)
 
 
 def _ends_with_close(response: RawResponse) -> bool:

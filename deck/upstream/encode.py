@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from deck.canon.request import (
+    UNSET_REASONING,
     Audio,
     ChatRequest,
     Image,
@@ -30,12 +31,12 @@ _WHOLE_CONTEXT = ("repeat_last_n", "dry_penalty_last_n")
 def encode(request: ChatRequest, *, context: int | None) -> dict[str, Any]:
     """Return the upstream body; `context` is the slot's size in tokens, where known."""
     body: dict[str, Any] = {
-        "messages": [item for message in request.messages for item in encode_message(message)],
+        "messages": _messages(request.messages),
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     body |= _settings(request, context)
-    tools = offered_tools(request)
+    tools = offered_tools(request) if request.tools else ()
     if tools:
         body["tools"] = [_tool(tool) for tool in tools]
         if request.tool_choice is not None:
@@ -47,7 +48,20 @@ def encode(request: ChatRequest, *, context: int | None) -> dict[str, Any]:
     if request.logprobs is not None:
         # 0 would switch logprobs off altogether; the surface cuts to what was asked.
         body |= {"logprobs": True, "top_logprobs": max(1, request.logprobs)}
-    return body | _reasoning(request)
+    if request.reasoning is not UNSET_REASONING or request.template_kwargs:
+        body |= _reasoning(request)
+    return body
+
+
+def _messages(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        parts = message.parts
+        if len(parts) == 1 and type(parts[0]) is Text and message.role != "tool":
+            found.append({"role": message.role, "content": parts[0].text})
+        else:
+            found += encode_message(message)
+    return found
 
 
 def encode_text(request: TextRequest, *, context: int | None) -> dict[str, Any]:

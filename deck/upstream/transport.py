@@ -25,6 +25,29 @@ _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _HEAD = re.compile(rb"%b [!-~]++ HTTP/1\.1\r\n(?:%b: [^\r\n\0]*+\r\n)++\r\n" % (_TOKEN, _TOKEN))
 
 
+class Prepared:
+    """What is the same in every POST to one route of a server.
+
+    Args:
+        target: where it listens.
+        path: the route.
+        headers: all but the framing.
+        limits: of the exchange.
+
+    Raises:
+        httpx.LocalProtocolError: The path or a header would break the request head.
+    """
+
+    __slots__ = ("head", "limits", "target")
+
+    def __init__(
+        self, target: Target, path: str, headers: Sequence[tuple[bytes, bytes]], limits: TimeLimits = _DEFAULT_LIMITS
+    ) -> None:
+        self.target = target
+        self.head = render_head(target, "POST", path, headers, b"")[:-2]
+        self.limits = limits
+
+
 class Transport(httpx.AsyncBaseTransport):
     """Pooled keep-alive connections over TCP, TLS and UNIX sockets; belongs to one event loop.
 
@@ -85,8 +108,21 @@ class Transport(httpx.AsyncBaseTransport):
         head = render_head(
             target, method, path, headers, b"content-length: %d\r\n" % length if length is not None else b""
         )
+        return await self._exchange(target, head, body, limits, bodiless=method == "HEAD")
+
+    async def post(self, prepared: Prepared, body: bytes) -> RawResponse:
+        """Do what `send` does for a request whose head was made before; only the length of its body is new.
+
+        Raises:
+            httpx.TransportError: The exchange failed; the subclass says where.
+        """
+        head = b"%bcontent-length: %d\r\n\r\n" % (prepared.head, len(body))
+        return await self._exchange(prepared.target, head, body, prepared.limits, bodiless=False)
+
+    async def _exchange(
+        self, target: Target, head: bytes, body: bytes, limits: TimeLimits, *, bodiless: bool
+    ) -> RawResponse:
         connection = self._pool.reuse(target) or await self._pool.open(target, limits)
-        bodiless = method == "HEAD"
         try:
             return await connection.exchange(head, body, limits, bodiless=bodiless)
         except httpx.TransportError:

@@ -33,11 +33,24 @@ class Generic:
 
     def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:
         """Return the request with its roles in order and its effort known."""
-        messages = merge_turns(place_systems(request.messages, report), report)
-        if messages is not request.messages:
-            request = replace(request, messages=messages)
-        request = fit_effort(request, facts, report)
+        if not _is_orderly(request.messages):
+            messages = merge_turns(place_systems(request.messages, report), report)
+            if messages is not request.messages:
+                request = replace(request, messages=messages)
+        if request.reasoning.effort is not None:
+            request = fit_effort(request, facts, report)
         return allow_prefill(request, report)
+
+
+def _is_orderly(messages: tuple[Message, ...]) -> bool:
+    """Tell whether all turns certainly stay as they are; False = they must be looked at."""
+    before = ""
+    for message in messages:
+        role = message.role
+        if role == before or role == "developer" or (role == "system" and (before or not _is_plain(message))):
+            return False
+        before = role
+    return True
 
 
 def place_systems(messages: tuple[Message, ...], report: Report) -> tuple[Message, ...]:

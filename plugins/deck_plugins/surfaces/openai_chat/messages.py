@@ -28,6 +28,7 @@ from deck.api import (
 from .fields import AUDIO, CALL, CALL_FUNCTION, IMAGE, MESSAGE, PARTS
 
 _NO_ARGUMENTS = ("", "null")
+_SPEAKERS = frozenset({"system", "developer", "user", "assistant"})
 
 
 def read_messages(reader: Reader, items: list[Any], *, remote_images: bool) -> tuple[Message, ...]:
@@ -38,11 +39,27 @@ def read_messages(reader: Reader, items: list[Any], *, remote_images: bool) -> t
     """
     if not items:
         raise invalid("messages: expected at least one message", "messages", "unsupported_value")
-    turns = [_Turn(reader, item, f"messages[{position}]", remote_images) for position, item in enumerate(items)]
+    turns = [
+        _plain(item, position) or _turn(reader, item, position, remote_images) for position, item in enumerate(items)
+    ]
     for turn in turns:
-        if "prefix" in turn.values and turn.values.get("prefix") is not (turn is turns[-1]):
+        if isinstance(turn, _Turn) and "prefix" in turn.values and turn.values.get("prefix") is not (turn is turns[-1]):
             reader.report.ignored(turn.values.path("prefix"), "the last assistant turn, and no other, is continued")
-    return tuple(turn.read() for turn in turns)
+    return tuple([turn.read() if isinstance(turn, _Turn) else turn for turn in turns])
+
+
+def _plain(item: Any, place: int) -> Message | None:
+    """Return a turn that is nothing but a role and a text, None = there is more to be read."""
+    if type(item) is not dict or len(item) != 2:
+        return None
+    role, text = item.get("role"), item.get("content")
+    if type(text) is not str or not text or type(role) is not str or role not in _SPEAKERS:
+        return None
+    return Message(role, (Text(text),), f"messages[{place}]")  # type: ignore[arg-type]  # the speakers are roles
+
+
+def _turn(reader: Reader, item: Any, place: int, remote_images: bool) -> _Turn:
+    return _Turn(reader, item, f"messages[{place}]", remote_images)
 
 
 class _Turn:

@@ -27,6 +27,8 @@ from .output import read_output
 from .tools import read_tools
 
 _PROTECTED = frozenset({"model", "messages", "tools", "stream", "functions"})
+# What most requests are made of; any other field needs to be looked for.
+_USUAL = frozenset({"model", "messages", "stream", "stream_options", *SAMPLING_NAMES})
 _FORWARDED = (
     "timings_per_token",
     "return_progress",
@@ -37,7 +39,7 @@ _FORWARDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Reply:
     """What the answer depends on beside the canonical request."""
 
@@ -51,6 +53,9 @@ class Reply:
     service_tier: bool = False
 
 
+_PLAIN, _WITH_USAGE = Reply(), Reply(include_usage=True)
+
+
 def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Parsed:
     """Turn a client's body into the canonical request.
 
@@ -62,6 +67,8 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     for name in ("model", "messages"):
         if name not in fields:
             raise invalid(f"{name} is required", name, "missing_required_parameter")
+    if _USUAL.issuperset(fields.values) and "service_tier" not in body:
+        return _usual(reader, fields, options)
     stream = fields.get("stream", False)
     tools, choice = read_tools(reader, fields)
     logprobs = _logprobs(fields, bool(tools))
@@ -94,8 +101,23 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     return Parsed(request, reply, fields.paths)
 
 
+def _usual(reader: Reader, fields: Values, options: ParseOptions) -> Parsed:
+    """Do what `parse` does where nothing but messages, sampling and streaming was asked for."""
+    values = fields.values
+    stream = values.get("stream", False)
+    request = ChatRequest(
+        model=values["model"],
+        messages=read_messages(reader, values["messages"], remote_images=options.remote_images),
+        sampling=_sampling(fields),
+        stream=stream,
+    )
+    reply = _WITH_USAGE if "stream_options" in values and _includes_usage(reader, fields, stream) else _PLAIN
+    return Parsed(request, reply, fields.paths)
+
+
 def _sampling(fields: Values) -> dict[str, Any]:
-    sampling = {name: value for name, value in fields.values.items() if name in SAMPLING_NAMES}
+    names = SAMPLING_NAMES
+    sampling = {name: value for name, value in fields.values.items() if name in names}
     if sampling.get("stop") == []:
         del sampling["stop"]
     return sampling
@@ -135,14 +157,8 @@ def _reasoning(reader: Reader, fields: Values, options: ParseOptions) -> tuple[R
 def _reply(
     reader: Reader, fields: Values, body: Mapping[str, Any], stream: bool, exclude: bool, logprobs: int | None
 ) -> Reply:
-    include_usage = False
-    if "stream_options" in fields:
-        where = fields.path("stream_options")
-        if not stream:
-            raise invalid(f"{where} needs stream: true", where, "unsupported_parameter")
-        include_usage = reader.read(STREAM_OPTIONS, fields.get("stream_options"), where).get("include_usage", False)
     return Reply(
-        include_usage=include_usage,
+        include_usage="stream_options" in fields and _includes_usage(reader, fields, stream),
         legacy_functions="functions" in fields or "function_call" in fields,
         hide_reasoning=exclude,
         top_logprobs=logprobs,
@@ -151,3 +167,11 @@ def _reply(
         token_ids=fields.get("return_token_ids", False),
         service_tier=body.get("service_tier") is not None,
     )
+
+
+def _includes_usage(reader: Reader, fields: Values, stream: bool) -> bool:
+    where = fields.path("stream_options")
+    if not stream:
+        raise invalid(f"{where} needs stream: true", where, "unsupported_parameter")
+    found: bool = reader.read(STREAM_OPTIONS, fields.get("stream_options"), where).get("include_usage", False)
+    return found
