@@ -34,6 +34,18 @@ class AdminSettings(Table):
     public_metrics: StrictBool = Field(default=False, description="/metrics needs no token")
 
 
+class SchedulerSettings(Table):
+    """`[scheduler]`: what models may take of the machine, and who comes first."""
+
+    memory: Size | None = Field(
+        default=None, description="memory that loaded models may take together; not set = one local model at a time"
+    )
+    ageing: Seconds = Field(default=30.0, gt=0, description="waiting time that counts as one level of priority")
+    token_limit: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="most running requests of one token"
+    )
+
+
 class Config(Table):
     """Everything that is set for the whole of Deck. `warnings` is what loading noticed, no key of it."""
 
@@ -58,6 +70,7 @@ class Config(Table):
     )
     compatibility: Compatibility = Field(default="strict", description="strict or lenient, for every model and token")
     admin: AdminSettings = AdminSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
 
 

@@ -192,7 +192,7 @@ class Pipeline:
             DeckError: nothing was answered.
         """
         assert exchange.profile is not None
-        async with self.board.admit(exchange.profile) as server:
+        async with self.board.admit(exchange.profile, exchange.principal.name) as server:
             exchange.granted, exchange.server = self._clock(), server
             shaped = self.shape(exchange, server.facts)
             decoder = shaped.decoder(exchange.seed, exchange.profile)
@@ -231,7 +231,7 @@ class Pipeline:
             exchange.granted = self._clock()
             return await self._counted(exchange, server), False
         if exchange.profile.server.load_to_count:
-            async with self.board.admit(exchange.profile) as server:
+            async with self.board.admit(exchange.profile, exchange.principal.name) as server:
                 exchange.granted, exchange.server = self._clock(), server
                 return await self._counted(exchange, server), False
         shaped = self.shape(exchange, Facts())

@@ -119,13 +119,19 @@ class Policy:
             resident.since = resident.used = now
         return self._advance(now)
 
-    def failed(self, profile: str, error: DeckError, now: float) -> list[Command]:
+    def failed(self, profile: str, error: DeckError, now: float, *, for_memory: bool = False) -> list[Command]:
         """Note that a server did not start: whoever waits for it is told why.
 
+        One that failed `for_memory` soon after another has gone is tried once more: what that held is not free at once.
         The next to come tries again; after a second failure in a row only when a time is over that doubles.
         """
         resident = self._residents.get(profile)
-        if resident is not None and not resident.was_retried and resident.since - self._freed < _SETTLING:
+        if (
+            for_memory
+            and resident is not None
+            and not resident.was_retried
+            and resident.since - self._freed < _SETTLING
+        ):
             resident.was_retried = True
             return [Start(profile)]
         self._drop(profile)
