@@ -135,7 +135,15 @@ class Admin:
         _need_operator(principal)
         board = self._pipeline.board
         states = {name: state.value for name, state in board.states().items()}
-        return 200, {**self._metrics.snapshot(), "queue": {"waiting": board.depth}, "servers": states}
+        waiting = [
+            {"model": item.ticket.profile, "place": item.place, "expected_wait": item.expected}
+            for item in board.waiting()
+        ]
+        quarantined = {
+            name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
+        }
+        queue = {"waiting": board.depth, "exchanges": waiting}
+        return 200, {**self._metrics.snapshot(), "queue": queue, "servers": states, "quarantined": quarantined}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         content = await read_body(scope, receive, limit=self._config.body_limit, timeout=self._config.body_timeout)

@@ -29,6 +29,7 @@ from deck.profile import Profile
 from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
 from deck.servers import LocalLauncher
+from deck.servers.memory import estimate_memory
 from deck.tokens import TokenStore
 from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import Transport
@@ -67,13 +68,14 @@ class Deck:
         self._launcher = launcher or LocalLauncher(config)
         self._transport = Transport()
         client = UpstreamClient(self._transport)
-        policy = plugins.policy() or Policy(queue_limit=config.queue_limit, queue_wait=config.queue_wait)
+        policy = plugins.policy() or _policy(config)
         self.board = Board(
             policy,
             self._launcher_of,
             grace=config.stop_grace,
             on_gone=client.forget,
             on_load=self.metrics.loaded,
+            memory_of=estimate_memory,
         )
         self.metrics.watch(self.board.states, lambda: self.board.depth, lambda: self.endpoint.streams)
         self._images = ImageFetcher(config.media, most_in_all=config.body_limit)
@@ -196,6 +198,9 @@ class Deck:
         """Enter what plugins brought."""
         for context in self.plugins.lifespans({"board": self.board, "catalog": self.pipeline.catalog}):
             await self._stack.enter_async_context(context)
+        for profile in self.pipeline.catalog.profiles:
+            if profile.schedule.preload:
+                self.board.preload(profile)
 
     async def stop(self) -> None:
         """End exchanges that still run, stop every server, and leave nothing behind."""
@@ -216,6 +221,17 @@ def _further_ids(surface: Surface | None, identity: str) -> list[tuple[bytes, by
 def _is_header_bomb(scope: Scope) -> bool:
     headers = scope["headers"]
     return len(headers) > _MOST_HEADERS or sum(len(key) + len(value) for key, value in headers) > _MOST_HEADER_BYTES
+
+
+def _policy(config: Config) -> Policy:
+    scheduler = config.scheduler
+    return Policy(
+        queue_limit=config.queue_limit,
+        queue_wait=config.queue_wait,
+        memory=scheduler.memory,
+        ageing=scheduler.ageing,
+        token_limit=scheduler.token_limit,
+    )
 
 
 def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:

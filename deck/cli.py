@@ -14,7 +14,7 @@ from deck.config import Config, ConfigError
 from deck.contracts import Facts
 from deck.errors import DeckError
 from deck.plugins import PluginError, Plugins
-from deck.profile import ProfileError
+from deck.profile import Profile, ProfileError
 from deck.serve import StartError, configuration, load, serve
 
 _RAW = argparse.RawDescriptionHelpFormatter
@@ -126,13 +126,28 @@ def _run_check(arguments: argparse.Namespace) -> int:
         print(f"{'FAILED ' if faults else 'ok     '}  {profile.id} ({profile.source})")
         for fault in faults:
             print(f"         {fault}")
-        if profile.server.memory:
-            print("         note: server.memory has no effect yet: one local model runs at a time")
+        for note in _memory_notes(profile, config):
+            print(f"         note: {note}")
         if profile.kind != "chat":
             print(f"         note: models of kind {profile.kind!r} are listed, and no route serves them yet")
     if not catalog.profiles:
         print("FAILED   no profiles: give a directory with --profiles")
     return 1 if bad or not catalog.profiles else 0
+
+
+def _memory_notes(profile: Profile, config: Config) -> list[str]:
+    """Say what a local model is reckoned to take, and whether that fits."""
+    from deck.servers.memory import estimate_memory
+
+    budget = config.scheduler.memory
+    if profile.server.url is not None or budget is None:
+        return []
+    memory = estimate_memory(profile)
+    if memory is None:
+        return ["nobody knows what it takes, so no other local model is loaded beside it; set server.memory"]
+    gib = 1 << 30
+    shown = f"takes about {memory / gib:.1f} GiB of {budget / gib:.1f} GiB"
+    return [f"{shown}: it cannot be loaded; raise [scheduler] memory" if memory > budget else shown]
 
 
 def _explain(commands: Any) -> None:

@@ -59,6 +59,18 @@ class MediaSettings(Table):
     timeout: Seconds = Field(default=10.0, gt=0, description="time for the whole of one image")
 
 
+class SchedulerSettings(Table):
+    """`[scheduler]`: what models may take of the machine, and who comes first."""
+
+    memory: Size | None = Field(
+        default=None, description="memory that loaded models may take together; not set = one local model at a time"
+    )
+    ageing: Seconds = Field(default=30.0, gt=0, description="waiting time that counts as one level of priority")
+    token_limit: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="most running requests of one token"
+    )
+
+
 class Config(Table):
     """Everything that is set for the whole of Deck. `warnings` is what loading noticed, no key of it."""
 
@@ -84,6 +96,7 @@ class Config(Table):
     compatibility: Compatibility = Field(default="strict", description="strict or lenient, for every model and token")
     admin: AdminSettings = AdminSettings()
     media: MediaSettings = MediaSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
 
 

@@ -89,6 +89,10 @@ class Server(Protocol):
         """Why the server failed or ended, with its last log lines, for the client's error."""
         ...
 
+    def memory(self) -> int | None:
+        """Return the bytes of this machine's memory that it takes now, None = none or unknown."""
+        ...
+
     async def start(self) -> None:
         """Start and wait until ready.
 

@@ -210,7 +210,7 @@ class Pipeline:
         profile = exchange.profile
         assert profile is not None
         await self._fetch_images(exchange)
-        server = await self.board.acquire(profile)
+        ticket, server = await self.board.acquire(profile, exchange.principal.name)
         try:
             exchange.granted, exchange.server = self._clock(), server
             exchange.shaped = shaped = self.shape(exchange, server.facts)
@@ -222,7 +222,7 @@ class Pipeline:
             finally:
                 response.close()
         finally:
-            self.board.release(profile, server)
+            self.board.release(ticket, server)
 
     async def _post(self, server: Server, shaped: Shaped, body: dict[str, Any]) -> RawResponse:
         try:
@@ -307,7 +307,7 @@ class Pipeline:
             exchange.granted = self._clock()
             return await self._counted(exchange, server), False
         if exchange.profile.server.load_to_count:
-            async with self.board.admit(exchange.profile) as server:
+            async with self.board.admit(exchange.profile, exchange.principal.name) as server:
                 exchange.granted, exchange.server = self._clock(), server
                 return await self._counted(exchange, server), False
         shaped = self.shape(exchange, Facts())

@@ -173,6 +173,21 @@ class ServerSettings(Table):
         return self
 
 
+class Schedule(Table):
+    """`[schedule]`: how the model shares the machine with others."""
+
+    group: Name | None = Field(default=None, description="of the models of one group at most one is loaded")
+    pinned: StrictBool = Field(default=False, description="once loaded it is never unloaded, not even when idle")
+    preload: StrictBool = Field(default=False, description="loaded when Deck starts, if there is room")
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = Field(
+        default=0, description="its requests come before those of a lower one; waiting raises it"
+    )
+    concurrency: Annotated[StrictInt, Field(ge=1)] | None = Field(
+        default=None, description="most requests at a time, below what its slots allow"
+    )
+    min_resident: Seconds = Field(default=0.0, description="time that it stays loaded although others wait")
+
+
 class Capabilities(Table):
     """`[capabilities]`: what the operator declares of the model; None = not declared."""
 
@@ -197,6 +212,7 @@ class Profile(Table):
     template_kwargs: tuple[str, ...] = ()
     remove_attribution: StrictBool = True
     capabilities: Capabilities = Capabilities()
+    schedule: Schedule = Schedule()
     defaults: Frozen[Any] = Field(default_factory=_nothing)
     force: Frozen[Any] = Field(default_factory=_nothing)
     drop: tuple[str, ...] = ()

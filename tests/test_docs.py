@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from deck import cli, contracts, hookspecs
-from deck.config import AdminSettings, Config, MediaSettings
+from deck.config import Config
 from deck.metrics import Metrics
+from deck.profile import Table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -122,9 +123,12 @@ def test_every_variable_is_in_the_operations_page() -> None:
 
 def test_every_key_of_the_configuration_is_in_the_operations_page() -> None:
     text = section(read("operations.md"), "## Configuration")
-    keys = [name for name, field in Config.model_fields.items() if not field.exclude and name not in ("admin", "media")]
-    keys += [f"[admin] {name}" for name in AdminSettings.model_fields]
-    keys += [f"[media] {name}" for name in MediaSettings.model_fields]
+    keys = []
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            keys += [f"[{name}] {key}" for key in field.annotation.model_fields]
+        elif not field.exclude:
+            keys.append(name)
     assert [key for key in keys if f"`{key}`" not in text] == []
     written = re.findall(r"^\| `([a-z_\[\] ]+)` \|", text, re.MULTILINE)
     assert [key for key in written if key not in keys] == []

@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, assert_never
 
 from deck.contracts import Launcher, Server, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
-from deck.scheduler.policy import Command, Grant, Policy, Refuse, Start, Stop, Ticket
+from deck.scheduler.policy import Policy
+from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
 
 _log = logging.getLogger("deck.scheduler")
+# In the last lines of a llama-server that did not find room, on a card or in memory.
+_OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate|cudaMalloc failed|unable to allocate", re.IGNORECASE)
 _TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
@@ -29,6 +33,7 @@ class Board:
         grace: seconds a server has to stop before it is killed.
         on_gone: told of a server that is going away, before it is stopped, so that its connections are closed.
         on_load: told how many seconds a server took to become ready.
+        memory_of: what a profile's server will take in bytes before it has ever run, None = unknown.
     """
 
     def __init__(
@@ -39,15 +44,18 @@ class Board:
         grace: float,
         on_gone: Callable[[Server], None] = lambda server: None,
         on_load: Callable[[str, float], None] = lambda profile, seconds: None,
+        memory_of: Callable[[Profile], int | None] = lambda profile: profile.server.memory,
     ) -> None:
         self._policy = policy
         self._launcher_of = launcher_of
         self._grace = grace
         self._on_gone = on_gone
         self._on_load = on_load
+        self._memory_of = memory_of
         self._ids = itertools.count()
-        self._waiting: dict[Ticket, asyncio.Future[Server]] = {}
-        self._profiles: dict[str, Profile] = {}
+        self._waiting: dict[int, asyncio.Future[Server]] = {}
+        self._models: dict[str, tuple[Profile, Model]] = {}
+        self._measured: dict[str, int] = {}
         self._servers: dict[str, Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: dict[str, asyncio.TimerHandle] = {}
@@ -68,16 +76,34 @@ class Board:
         """Return the profile's server if there is one, for reading only."""
         return self._servers.get(profile)
 
-    def admit(self, profile: Profile) -> Admission:
+    def waiting(self) -> list[Waiting]:
+        """Return who waits, in the order in which they are served."""
+        return self._policy.waiting(asyncio.get_running_loop().time())
+
+    def quarantined(self) -> Mapping[str, tuple[int, float]]:
+        """Return the profiles not tried now: failures in a row, and the seconds until the next try."""
+        return self._policy.quarantined(asyncio.get_running_loop().time())
+
+    def memory(self, profile: str) -> int | None:
+        """Return the bytes that the policy reckons with for a model that was ever wanted, None = unknown."""
+        known = self._models.get(profile)
+        return known[1].memory if known else None
+
+    def admit(self, profile: Profile, token: str = "", *, credit: int = 0) -> Admission:
         """Wait for a slot of the profile's server and hold it; leaving while waiting gives the place up.
+
+        Args:
+            profile: what is wanted.
+            token: who wants it, for its share.
+            credit: most tokens it may come to occupy.
 
         Raises:
             DeckError: the queue is full, the wait too long, or the server does not start.
         """
-        return Admission(self, profile)
+        return Admission(self, profile, token, credit)
 
-    async def acquire(self, profile: Profile) -> Server:
-        """Wait for a slot and return its server; `release` must follow.
+    async def acquire(self, profile: Profile, token: str = "", credit: int = 0) -> tuple[Ticket, Server]:
+        """Wait for a slot and return its ticket and server; `release` must follow.
 
         Raises:
             DeckError: the queue is full, the wait too long, or the server does not start.
@@ -85,41 +111,72 @@ class Board:
         if self._closing:
             raise DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         loop = asyncio.get_running_loop()
-        name = profile.id
-        ticket = Ticket(next(self._ids), name, profile.server.url is None, loop.time())
-        self._profiles[name] = profile
-        commands = list(self._policy.arrive(ticket))
+        now = loop.time()
+        ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit)
+        commands = self._policy.arrive(ticket, now)
         if len(commands) == 1 and isinstance(commands[0], Grant) and commands[0].ticket is ticket:
-            return self._servers[name]  # there is room: nobody needs to wait for anything
+            return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
         future: asyncio.Future[Server] = loop.create_future()
-        self._waiting[ticket] = future
+        self._waiting[ticket.id] = future
         self._execute(commands)
-        self._watch_expiry()
         try:
-            return await future
+            return ticket, await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(profile, future.result())
+                self.release(ticket, future.result())
             else:
-                self._execute(self._policy.leave(ticket))
+                self._execute(self._policy.leave(ticket, loop.time()))
             raise
         finally:
-            self._waiting.pop(ticket, None)
+            self._waiting.pop(ticket.id, None)
 
-    def release(self, profile: Profile, server: Server) -> None:
+    def _model(self, profile: Profile) -> Model:
+        """Return what the policy must know of a profile: what was measured of its memory counts above an estimate."""
+        known = self._models.get(profile.id)
+        if known is not None and known[0] is profile:
+            return known[1]
+        schedule = profile.schedule
+        memory, measured = self._memory_of(profile), self._measured.get(profile.id, 0)
+        model = Model(
+            name=profile.id,
+            is_local=profile.server.url is None,
+            memory=memory if memory is None or profile.server.memory is not None else max(memory, measured),
+            group=schedule.group,
+            is_pinned=schedule.pinned,
+            priority=schedule.priority,
+            concurrency=schedule.concurrency,
+            min_resident=schedule.min_resident,
+        )
+        self._models[profile.id] = (profile, model)
+        return model
+
+    def release(self, ticket: Ticket, server: Server) -> None:
         """Give a slot back."""
         # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
-        if self._servers.get(profile.id) is server:
-            self._execute(self._policy.release(profile.id))
-            self._watch_idle(profile)
+        if self._servers.get(ticket.profile) is server:
+            self._execute(self._policy.release(ticket, asyncio.get_running_loop().time()))
+            self._watch_idle(server.profile)
+
+    def preload(self, profile: Profile) -> None:
+        """Start a profile's server now, if there is room without stopping another."""
+        self._policy.forgive(profile.id)
+        self._execute(self._policy.preload(self._model(profile), asyncio.get_running_loop().time()))
+
+    def unload(self, profile: str) -> None:
+        """Stop a server as soon as nobody uses it."""
+        self._execute(self._policy.unload(profile, asyncio.get_running_loop().time()))
 
     def _execute(self, commands: Iterable[Command]) -> None:
+        self._carry_out(commands)
+        self._watch_expiry()
+
+    def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
             match command:
                 case Grant(ticket=ticket):
                     self._grant(ticket)
                 case Refuse(ticket=ticket, error=error):
-                    future = self._waiting.get(ticket)
+                    future = self._waiting.get(ticket.id)
                     if future is not None and not future.done():
                         future.set_exception(error)
                 case Start(profile=profile):
@@ -130,9 +187,9 @@ class Board:
                     assert_never(command)
 
     def _grant(self, ticket: Ticket) -> None:
-        future = self._waiting.get(ticket)
+        future = self._waiting.get(ticket.id)
         if future is None or future.done():
-            self._execute(self._policy.release(ticket.profile))
+            self._execute(self._policy.release(ticket, asyncio.get_running_loop().time()))
             return
         future.set_result(self._servers[ticket.profile])
 
@@ -142,7 +199,7 @@ class Board:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, name: str) -> None:
-        profile = self._profiles[name]
+        profile = self._models[name][0]
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -151,18 +208,18 @@ class Board:
             await server.start()
         except DeckError as exc:
             _log.warning("model %s did not start: %s", name, exc.message)
-            self._execute(self._policy.failed(name, exc))
+            for_memory = _OUT_OF_MEMORY.search(exc.message) is not None
+            self._execute(self._policy.failed(name, exc, loop.time(), for_memory=for_memory))
             return
         except Exception as exc:
             _log.exception("model %s did not start", name)
             fault = DeckError(ErrorKind.INTERNAL, f"starting {name!r} failed inside Deck: {type(exc).__name__}")
-            self._execute(self._policy.failed(name, fault))
+            self._execute(self._policy.failed(name, fault, loop.time()))
             return
         self._on_load(name, loop.time() - began)
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
-        self._execute(self._policy.started(name, _slots(server)))
-        self._watch_expiry()
+        self._execute(self._policy.started(name, _slots(server), loop.time()))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
 
     async def _watch_end(self, name: str, server: Server) -> None:
@@ -171,18 +228,28 @@ class Board:
             return
         _log.error("model %s ended by itself: %s", name, server.reason)
         self._on_gone(server)
-        self._execute(self._policy.stopped(name))
+        fault = DeckError(ErrorKind.UNAVAILABLE, server.reason or f"the llama-server of {name!r} ended by itself")
+        self._execute(self._policy.crashed(name, fault, asyncio.get_running_loop().time()))
 
     async def _stop(self, name: str) -> None:
         server = self._servers[name]
         self._on_gone(server)
+        self._measure(server)
         await server.stop(grace=self._grace)
         _log.info("model %s is stopped", name)
-        self._execute(self._policy.stopped(name))
+        self._execute(self._policy.stopped(name, asyncio.get_running_loop().time()))
+
+    def _measure(self, server: Server) -> None:
+        """Learn what a server really takes, for the next time that room is made for it."""
+        found = server.memory()
+        name = server.profile.id
+        if found is not None and found > self._measured.get(name, 0):
+            self._measured[name] = found
+            self._models.pop(name, None)
 
     def _watch_idle(self, profile: Profile) -> None:
         name, ttl = profile.id, profile.server.ttl
-        if not ttl or self._closing or self._policy.running(name):
+        if not ttl or profile.schedule.pinned or self._closing or self._policy.running(name):
             return
         loop = asyncio.get_running_loop()
         self._idle_since[name] = loop.time()
@@ -195,22 +262,29 @@ class Board:
         if self._policy.running(name):
             return
         loop = asyncio.get_running_loop()
-        left = self._idle_since[name] + ttl - loop.time()
+        now = loop.time()
+        left = self._idle_since[name] + ttl - now
         if left > _TICK:
             self._idle[name] = loop.call_later(left, self._look_idle, name, ttl)
         else:
-            self._execute(self._policy.idle(name))
+            self._execute(self._policy.idle(name, now))
 
     def _watch_expiry(self) -> None:
-        at = self._policy.next_expiry()
-        if at is None or self._expiry is not None:
+        loop = asyncio.get_running_loop()
+        if self._policy.depth == 0 and self._expiry is None:
             return
-        self._expiry = asyncio.get_running_loop().call_at(at, self._expire)
+        at = self._policy.next_expiry(loop.time())
+        if self._expiry is not None:
+            if self._expiry.when() == at:
+                return
+            self._expiry.cancel()
+            self._expiry = None
+        if at is not None:
+            self._expiry = loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
         self._execute(self._policy.expire(asyncio.get_running_loop().time() + _TICK))
-        self._watch_expiry()
 
     async def close(self) -> None:
         """Refuse who waits and stop every server."""
@@ -232,18 +306,20 @@ class Board:
 class Admission:
     """A slot while it is waited for and held."""
 
-    __slots__ = ("_board", "_profile", "_server")
+    __slots__ = ("_board", "_credit", "_profile", "_server", "_ticket", "_token")
 
-    def __init__(self, board: Board, profile: Profile) -> None:
+    def __init__(self, board: Board, profile: Profile, token: str, credit: int) -> None:
         self._board = board
         self._profile = profile
+        self._token = token
+        self._credit = credit
 
     async def __aenter__(self) -> Server:
-        self._server = await self._board.acquire(self._profile)
+        self._ticket, self._server = await self._board.acquire(self._profile, self._token, self._credit)
         return self._server
 
     async def __aexit__(self, *failure: object) -> None:
-        self._board.release(self._profile, self._server)
+        self._board.release(self._ticket, self._server)
 
 
 def _slots(server: Server) -> int:

@@ -1,71 +1,35 @@
 """Who runs when: values in, commands out; no await, no clock, no server is touched here.
 
-One local model is resident at a time, since nothing here knows how much memory there is; remote servers take no
-room and are never evicted. Waiters are served in order: one ahead for another model stops new grants to a busy
-resident, or that would starve it for ever.
+Waiters are served by priority, which grows while they wait, then in order. One ahead whose model needs room stops new
+grants to the residents that must go for it, or a busy one would starve it for ever; nobody behind it starts a model
+into the room that it waits for. A server that is in use, is loading or is pinned is never stopped.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from deck.canon.value import value
 from deck.errors import DeckError, ErrorKind
+from deck.scheduler.residents import Resident, room_for
+from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
 
-
-@value(frozen=True, slots=True)
-class Ticket:
-    """One exchange that wants a model; `since` is when it came, in the caller's clock."""
-
-    id: int
-    profile: str
-    is_local: bool
-    since: float
-
-
-@value(frozen=True, slots=True)
-class Grant:
-    """The ticket may use its server now."""
-
-    ticket: Ticket
-
-
-@value(frozen=True, slots=True)
-class Refuse:
-    """The ticket gets this error."""
-
-    ticket: Ticket
-    error: DeckError
-
-
-@value(frozen=True, slots=True)
-class Start:
-    """Start this profile's server; the answer is `started` or `failed`."""
-
-    profile: str
-
-
-@value(frozen=True, slots=True)
-class Stop:
-    """Stop this profile's server; the answer is `stopped`."""
-
-    profile: str
-
-
-Command = Grant | Refuse | Start | Stop
+# A server that ran so long before it crashed was no failed start.
+_PROVEN = 60.0
+# Failures in a row after which the next try waits, and the longest such wait.
+_FREE_TRIES = 2
+_MOST_BACKOFF = 300.0
+# Who would wait no longer for the next try waits; anyone else is told the reason at once.
+_PATIENCE = 5.0
+# Memory of a server that has just gone may not be free yet: a start that fails so soon after is tried once more.
+_SETTLING = 10.0
+_SMOOTH = 0.2
 
 
 @dataclass(slots=True)
-class _Resident:
-    is_local: bool
-    state: Literal["starting", "ready", "stopping"]
-    slots: int = 0
-    running: int = 0
-
-    @property
-    def has_room(self) -> bool:
-        return self.state == "ready" and (self.slots == 0 or self.running < self.slots)
+class _Fault:
+    count: int
+    until: float
+    error: DeckError
 
 
 class Policy:
@@ -74,13 +38,32 @@ class Policy:
     Args:
         queue_limit: how many exchanges may wait.
         queue_wait: how long one may wait, in seconds.
+        memory: bytes that local models may take together; None = unknown: one at a time.
+        ageing: seconds of waiting that count as one level of priority.
+        token_limit: how many exchanges of one token run at a time, None = no limit.
     """
 
-    def __init__(self, *, queue_limit: int, queue_wait: float) -> None:
+    def __init__(
+        self,
+        *,
+        queue_limit: int,
+        queue_wait: float,
+        memory: int | None = None,
+        ageing: float = 30.0,
+        token_limit: int | None = None,
+    ) -> None:
         self._limit = queue_limit
         self._wait = queue_wait
+        self._memory = memory
+        self._ageing = ageing
+        self._token_limit = token_limit
         self._queue: list[Ticket] = []
-        self._residents: dict[str, _Resident] = {}
+        self._residents: dict[str, Resident] = {}
+        self._per_token: dict[str, int] = {}
+        self._faults: dict[str, _Fault] = {}
+        self._freed = float("-inf")
+        self._exchange_time: dict[str, float] = {}
+        self._load_time: dict[str, float] = {}
 
     @property
     def depth(self) -> int:
@@ -92,104 +75,263 @@ class Policy:
         resident = self._residents.get(profile)
         return resident.running if resident else 0
 
-    def arrive(self, ticket: Ticket) -> list[Command]:
+    def waiting(self, now: float) -> list[Waiting]:
+        """Return who waits, in the order in which they are served."""
+        before: dict[str, int] = {}
+        found = []
+        for place, ticket in enumerate(self._ordered(now), 1):
+            ahead = before.get(ticket.profile, 0)
+            before[ticket.profile] = ahead + 1
+            found.append(Waiting(ticket, place, self._expected(ticket, ahead)))
+        return found
+
+    def arrive(self, ticket: Ticket, now: float) -> list[Command]:
         """Take a new exchange."""
         resident = self._residents.get(ticket.profile)
-        if not self._queue and resident is not None and resident.has_room:
-            resident.running += 1
-            return [Grant(ticket)]
+        if not self._queue and resident is not None and resident.has_room(ticket) and self._has_turn(ticket):
+            return [self._grant(resident, ticket, now)]
+        fault = self._faults.get(ticket.profile)
+        if resident is None and fault is not None and now + _PATIENCE < fault.until:
+            return [Refuse(ticket, _again(fault, now))]
         if len(self._queue) >= self._limit:
             message = f"{self._limit} requests are waiting already; try again later"
-            return [Refuse(ticket, DeckError(ErrorKind.RATE_LIMIT, message, retry_after=5))]
+            return [Refuse(ticket, DeckError(ErrorKind.RATE_LIMIT, message, retry_after=self._retry_after()))]
         self._queue.append(ticket)
-        return self._advance()
+        return self._advance(now)
 
-    def leave(self, ticket: Ticket) -> list[Command]:
+    def leave(self, ticket: Ticket, now: float) -> list[Command]:
         """Take back an exchange that still waits: its client has gone."""
         if ticket in self._queue:
             self._queue.remove(ticket)
-        return self._advance()
+        return self._advance(now)
 
-    def release(self, profile: str) -> list[Command]:
-        """Take back a slot of a granted exchange that has ended."""
-        resident = self._residents.get(profile)
-        if resident is not None and resident.running > 0:
-            resident.running -= 1
-        return self._advance()
+    def release(self, ticket: Ticket, now: float) -> list[Command]:
+        """Take back the slot of a granted exchange that has ended."""
+        resident = self._residents.get(ticket.profile)
+        if resident is not None and ticket.id in resident.granted:
+            self._learn(self._exchange_time, ticket.profile, now - resident.granted.pop(ticket.id)[1])
+            resident.used = now
+            self._give_turn_back(ticket)
+        return self._advance(now)
 
-    def started(self, profile: str, slots: int) -> list[Command]:
-        """Note that a server is ready with so many slots; 0 = no bound."""
+    def started(self, profile: str, slots: int, now: float, *, pool: int | None = None) -> list[Command]:
+        """Note that a server is ready with so many slots; 0 = no bound. `pool` is the tokens that its slots share."""
         resident = self._residents.get(profile)
         if resident is not None:
-            resident.state, resident.slots = "ready", slots
-        return self._advance()
+            self._learn(self._load_time, profile, now - resident.since)
+            resident.state, resident.slots, resident.pool = "ready", slots, pool
+            resident.since = resident.used = now
+        return self._advance(now)
 
-    def failed(self, profile: str, error: DeckError) -> list[Command]:
-        """Note that a server did not start: whoever waits for it is told why, the next to come tries again."""
-        self._residents.pop(profile, None)
+    def failed(self, profile: str, error: DeckError, now: float, *, for_memory: bool = False) -> list[Command]:
+        """Note that a server did not start: whoever waits for it is told why.
+
+        One that failed `for_memory` soon after another has gone is tried once more: what that held is not free at once.
+        The next to come tries again; after three failures in a row only when a time is over, which doubles with each.
+        """
+        resident = self._residents.get(profile)
+        if (
+            for_memory
+            and resident is not None
+            and not resident.was_retried
+            and resident.since - self._freed < _SETTLING
+        ):
+            resident.was_retried = True
+            return [Start(profile)]
+        self._drop(profile)
+        self._fault(profile, error, now)
         refused = [ticket for ticket in self._queue if ticket.profile == profile]
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
-        return [*(Refuse(ticket, error) for ticket in refused), *self._advance()]
+        return [*(Refuse(ticket, error) for ticket in refused), *self._advance(now)]
 
-    def stopped(self, profile: str) -> list[Command]:
-        """Note that a server is gone, by command or by itself."""
-        self._residents.pop(profile, None)
-        return self._advance()
+    def stopped(self, profile: str, now: float) -> list[Command]:
+        """Note that a server has gone by command."""
+        if self._is_proven(profile, now):
+            self._faults.pop(profile, None)
+        self._drop(profile)
+        self._freed = now
+        return self._advance(now)
 
-    def idle(self, profile: str) -> list[Command]:
+    def crashed(self, profile: str, error: DeckError, now: float) -> list[Command]:
+        """Note that a server ended by itself; whoever waits for it still wants it."""
+        was_proven = self._is_proven(profile, now)
+        self._drop(profile)
+        if was_proven:
+            self._faults.pop(profile, None)
+        else:
+            self._fault(profile, error, now)
+        fault = self._faults.get(profile)
+        commands: list[Command] = []
+        if fault is not None and now + _PATIENCE < fault.until:
+            refused = [ticket for ticket in self._queue if ticket.profile == profile]
+            self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
+            commands += [Refuse(ticket, _again(fault, now)) for ticket in refused]
+        return [*commands, *self._advance(now)]
+
+    def forgive(self, profile: str) -> None:
+        """Forget the failures of a profile: it was changed, or an operator wants it tried."""
+        self._faults.pop(profile, None)
+
+    def quarantined(self, now: float) -> dict[str, tuple[int, float]]:
+        """Return the profiles that are not tried now: how often they failed in a row, and for how many seconds more."""
+        return {name: (item.count, item.until - now) for name, item in self._faults.items() if now < item.until}
+
+    def preload(self, model: Model, now: float) -> list[Command]:
+        """Start a model that nobody asked for yet, if there is room without stopping another."""
+        if model.name in self._residents or not room_for(model, self._residents.values(), self._memory).is_free:
+            return []
+        return [self._start(model, now)]
+
+    def unload(self, profile: str, now: float) -> list[Command]:
+        """Stop a server as soon as nobody uses it; until then nobody new may."""
+        resident = self._residents.get(profile)
+        if resident is not None:
+            resident.is_unwanted = True
+        return self._advance(now)
+
+    def idle(self, profile: str, now: float) -> list[Command]:
         """Note that a server's idle time is over; one that is in use or wanted stays."""
         resident = self._residents.get(profile)
         wanted = any(ticket.profile == profile for ticket in self._queue)
-        if resident is None or resident.state != "ready" or resident.running or wanted:
+        if resident is None or resident.state != "ready" or resident.granted or wanted:
             return []
-        resident.state = "stopping"
-        return [Stop(profile)]
+        return [self._stop(resident)]
 
     def expire(self, now: float) -> list[Command]:
-        """Refuse who has waited too long; a load has a limit of its own, so who waits for one stays."""
+        """Refuse who has waited too long, and do what only time allows; a load has a limit of its own."""
         late = [ticket for ticket in self._queue if now - ticket.since > self._wait and not self._is_loading(ticket)]
         self._queue = [ticket for ticket in self._queue if ticket not in late]
         commands: list[Command] = []
         for ticket in late:
             message = f"waited {self._wait:g} s for {ticket.profile!r} and it did not become free; try again later"
-            commands.append(Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, retry_after=10)))
-        return [*commands, *self._advance()] if commands else []
+            commands.append(Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, retry_after=self._retry_after())))
+        return [*commands, *self._advance(now)]
 
-    def next_expiry(self) -> float | None:
+    def next_expiry(self, now: float) -> float | None:
         """Return when `expire` has something to do, None = nobody waits."""
-        first = min((ticket.since for ticket in self._queue if not self._is_loading(ticket)), default=None)
-        return None if first is None else first + self._wait
+        times = [ticket.since + self._wait for ticket in self._queue if not self._is_loading(ticket)]
+        if self._queue:
+            stays = (item.since + item.model.min_resident for item in self._residents.values() if item.state == "ready")
+            tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
+            times += [time for time in (*stays, *tries) if time > now]
+        return min(times, default=None)
+
+    def _is_proven(self, profile: str, now: float) -> bool:
+        resident = self._residents.get(profile)
+        return resident is not None and resident.state != "starting" and now - resident.since >= _PROVEN
 
     def _is_loading(self, ticket: Ticket) -> bool:
         resident = self._residents.get(ticket.profile)
         return resident is not None and resident.state == "starting"
 
-    def _advance(self) -> list[Command]:
+    def _ordered(self, now: float) -> list[Ticket]:
+        def urgency(ticket: Ticket) -> tuple[float, int]:
+            level = ticket.priority + ticket.model.priority + (now - ticket.since) / self._ageing
+            return -level, ticket.id
+
+        # Sorting by what grows alike for all keeps the order of those that came in order.
+        return sorted(self._queue, key=urgency)
+
+    def _advance(self, now: float) -> list[Command]:
+        if not self._queue:
+            return self._unwanted()
         commands: list[Command] = []
-        left: list[Ticket] = []
-        blocked: set[str] = set()
-        for ticket in self._queue:
-            resident = self._residents.get(ticket.profile)
-            if resident is not None and resident.has_room and ticket.profile not in blocked:
-                resident.running += 1
-                commands.append(Grant(ticket))
+        going: set[str] = set()
+        asked: set[str] = set()
+        is_reserved = False
+        for ticket in self._ordered(now):
+            name = ticket.profile
+            resident = self._residents.get(name)
+            if resident is not None:
+                if name not in going and resident.has_room(ticket) and self._has_turn(ticket):
+                    self._queue.remove(ticket)
+                    commands.append(self._grant(resident, ticket, now))
                 continue
-            left.append(ticket)
-            if resident is None:
-                commands += self._make_room(ticket, blocked)
-        self._queue = left
+            if name in asked:
+                continue
+            asked.add(name)
+            if self._is_held_off(name, now):
+                continue
+            room = room_for(ticket.model, self._residents.values(), self._memory)
+            if room.never is not None:
+                commands += self._refuse_all(name, f"no room for {name!r}: {room.never}")
+            elif room.is_free and not (is_reserved and ticket.model.is_local):
+                commands.append(self._start(ticket.model, now))
+            elif ticket.model.is_local and not is_reserved:
+                is_reserved = True
+                going.update(item.model.name for item in room.victims)
+                commands += [self._stop(item) for item in room.victims if item.may_stop(now)]
+        commands += self._unwanted()
         return commands
 
-    def _make_room(self, ticket: Ticket, blocked: set[str]) -> list[Command]:
-        others = [name for name, item in self._residents.items() if item.is_local] if ticket.is_local else []
-        if not others:
-            self._residents[ticket.profile] = _Resident(ticket.is_local, "starting")
-            return [Start(ticket.profile)]
-        commands: list[Command] = []
-        for name in others:
-            other = self._residents[name]
-            blocked.add(name)
-            if other.state == "ready" and other.running == 0:
-                other.state = "stopping"
-                commands.append(Stop(name))
-        return commands
+    def _is_held_off(self, profile: str, now: float) -> bool:
+        fault = self._faults.get(profile)
+        return fault is not None and now < fault.until
+
+    def _unwanted(self) -> list[Command]:
+        ready = [item for item in self._residents.values() if item.is_unwanted and item.state == "ready"]
+        return [self._stop(item) for item in ready if not item.granted]
+
+    def _refuse_all(self, profile: str, message: str) -> list[Command]:
+        refused = [ticket for ticket in self._queue if ticket.profile == profile]
+        self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
+        return [Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)) for ticket in refused]
+
+    def _has_turn(self, ticket: Ticket) -> bool:
+        return self._token_limit is None or self._per_token.get(ticket.token, 0) < self._token_limit
+
+    def _grant(self, resident: Resident, ticket: Ticket, now: float) -> Grant:
+        resident.granted[ticket.id] = (ticket, now)
+        resident.used = now
+        if self._token_limit is not None:
+            self._per_token[ticket.token] = self._per_token.get(ticket.token, 0) + 1
+        return Grant(ticket)
+
+    def _give_turn_back(self, ticket: Ticket) -> None:
+        left = self._per_token.get(ticket.token, 0) - 1
+        if left > 0:
+            self._per_token[ticket.token] = left
+        else:
+            self._per_token.pop(ticket.token, None)
+
+    def _start(self, model: Model, now: float) -> Start:
+        self._residents[model.name] = Resident(model, since=now, used=now)
+        return Start(model.name)
+
+    def _stop(self, resident: Resident) -> Stop:
+        resident.state = "stopping"
+        return Stop(resident.model.name)
+
+    def _drop(self, profile: str) -> None:
+        resident = self._residents.pop(profile, None)
+        for ticket, _ in resident.granted.values() if resident else ():
+            self._give_turn_back(ticket)
+
+    def _fault(self, profile: str, error: DeckError, now: float) -> None:
+        known = self._faults.get(profile)
+        count = known.count + 1 if known else 1
+        backoff = 0.0 if count <= _FREE_TRIES else min(_MOST_BACKOFF, 2.0 ** (count - _FREE_TRIES))
+        self._faults[profile] = _Fault(count, now + backoff, error)
+
+    def _learn(self, means: dict[str, float], profile: str, seconds: float) -> None:
+        known = means.get(profile)
+        means[profile] = seconds if known is None else known + _SMOOTH * (seconds - known)
+
+    def _expected(self, ticket: Ticket, ahead: int) -> float | None:
+        each = self._exchange_time.get(ticket.profile)
+        resident = self._residents.get(ticket.profile)
+        if each is None or (resident is None and ticket.profile not in self._load_time):
+            return None
+        slots = max(1, resident.slots if resident else 1)
+        load = 0.0 if resident is not None and resident.state == "ready" else self._load_time.get(ticket.profile, 0.0)
+        return load + each * (ahead + slots) / slots
+
+    def _retry_after(self) -> float:
+        """Return when a place may be free: as long as an exchange takes, within bounds."""
+        return min(60.0, max(5.0, sum(self._exchange_time.values()) / max(1, len(self._exchange_time))))
+
+
+def _again(fault: _Fault, now: float) -> DeckError:
+    error, left = fault.error, fault.until - now
+    message = f"{error.message} (failed {fault.count} times in a row; tried again in {max(1, round(left))} s)"
+    return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=max(1.0, left), should_retry=error.should_retry)

@@ -23,6 +23,7 @@ from deck.profile import Profile
 from deck.servers import gguf
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, guarded, setting_faults
 from deck.servers.journal import Journal, telling_line
+from deck.servers.memory import resident_bytes
 from deck.servers.place import Place, make_place
 from deck.servers.probe import Health, Probe, facts_of, probing
 
@@ -87,6 +88,10 @@ class Process:
     def pid(self) -> int | None:
         """The process, None = none runs."""
         return self._pid
+
+    def memory(self) -> int | None:
+        """Return the bytes of memory that the process takes now; not what it takes on a graphics card."""
+        return resident_bytes(self._pid) if self._pid is not None else None
 
     async def start(self) -> None:
         """Start and wait until ready; when this is cancelled or fails, nothing is left running.

@@ -60,6 +60,10 @@ class Remote:
         """Why it could not be used."""
         return self._reason
 
+    def memory(self) -> int | None:
+        """Return None: it takes no memory here."""
+        return None
+
     async def start(self) -> None:
         """Check that it serves, and ask what it is.
 

@@ -166,7 +166,8 @@ def test_stats_count(many: App) -> None:
     many.send("GET", "/v1/models", token="wrong")
     shown = many.send("GET", "/v1/stats").json()
     assert shown["servers"] == {"m1": "ready"}
-    assert shown["queue"] == {"waiting": 0}
+    assert shown["queue"] == {"waiting": 0, "exchanges": []}
+    assert shown["quarantined"] == {}
     assert shown["requests"]["total"] == 2
     assert shown["requests"]["auth_failures"] == 2
     assert shown["models"]["m1"]["prompt"] == 10

@@ -1,179 +1,101 @@
-"""The policy by playbooks: events in, commands out, and invariants over random plays."""
+"""The policy by playbooks, and its promises over random plays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler.playbook import Play, Playbook, playbooks
 
 from deck.errors import DeckError, ErrorKind
-from deck.scheduler.policy import Command, Grant, Policy, Refuse, Start, Stop, Ticket
+from deck.scheduler.policy import Policy
+from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket
 
+PLAYS = list(playbooks())
 _IDS = count()
 
 
-def ticket(profile: str, since: float = 0.0, *, is_local: bool = True) -> Ticket:
-    return Ticket(next(_IDS), profile, is_local, since)
+@pytest.mark.parametrize("playbook", PLAYS, ids=lambda playbook: playbook.name)
+def test_play(playbook: Playbook) -> None:
+    Play().run(playbook)
 
 
-def policy(queue_limit: int = 8, queue_wait: float = 10) -> Policy:
-    return Policy(queue_limit=queue_limit, queue_wait=queue_wait)
+def test_there_are_no_fewer_plays_than_there_were_and_no_two_of_one_name() -> None:
+    assert len({playbook.name for playbook in PLAYS}) == len(PLAYS) >= 60
 
 
-def grants(commands: Iterable[Command]) -> list[Ticket]:
-    return [command.ticket for command in commands if isinstance(command, Grant)]
+def test_a_play_that_expects_something_else_fails() -> None:
+    with pytest.raises(AssertionError, match="came: start a"):
+        Play().run(Playbook("wrong", ["a1 arrives -> stop a"]))
 
 
-def test_the_first_exchange_starts_its_server_and_is_granted_when_it_is_ready() -> None:
-    play, first = policy(), ticket("a")
-    assert play.arrive(first) == [Start("a")]
-    assert play.started("a", 1) == [Grant(first)]
-
-
-def test_a_second_exchange_for_a_starting_model_starts_nothing() -> None:
-    play, first, second = policy(), ticket("a"), ticket("a")
-    play.arrive(first)
-    assert play.arrive(second) == []
-    assert grants(play.started("a", 1)) == [first]
-    assert play.release("a") == [Grant(second)]
-
-
-def test_zero_slots_mean_no_bound() -> None:
-    play = policy()
-    play.arrive(ticket("a", is_local=False))
-    play.started("a", 0)
-    assert all(grants(play.arrive(ticket("a", is_local=False))) for _ in range(50))
-
-
-def test_an_idle_resident_makes_room() -> None:
-    play = policy()
-    play.arrive(ticket("a"))
-    play.started("a", 1)
-    play.release("a")
-    other = ticket("b")
-    assert play.arrive(other) == [Stop("a")]
-    assert play.stopped("a") == [Start("b")]
-    assert play.started("b", 1) == [Grant(other)]
-
-
-def test_a_busy_resident_is_never_evicted() -> None:
-    play = policy()
-    play.arrive(ticket("a"))
-    play.started("a", 1)
-    assert play.arrive(ticket("b")) == []
-    assert play.release("a") == [Stop("a")]
-
-
-def test_a_waiter_ahead_stops_new_grants_to_a_busy_resident() -> None:
-    play = policy()
-    play.arrive(ticket("a"))
-    play.started("a", 2)
-    waiting, late = ticket("b"), ticket("a")
-    play.arrive(waiting)
-    assert play.arrive(late) == []
-    assert play.release("a") == [Stop("a")]
-    assert play.stopped("a") == [Start("b")]
-    assert grants(play.started("b", 1)) == [waiting]
-
-
-def test_a_remote_model_takes_no_room() -> None:
-    play = policy()
-    play.arrive(ticket("a"))
-    play.started("a", 1)
-    assert play.arrive(ticket("r", is_local=False)) == [Start("r")]
-
-
-def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
-    play = policy(queue_limit=1)
-    play.arrive(ticket("a"))
-    [command] = play.arrive(ticket("a"))
+def test_the_reason_and_the_time_of_a_crash_loop_are_told() -> None:
+    policy = Policy(queue_limit=9, queue_wait=9)
+    for now in (0.0, 10.0, 20.0, 30.0, 40.0):
+        policy.arrive(ticket("a", now), now)
+        policy.failed("a", DeckError(ErrorKind.UNAVAILABLE, "exit status 1: no such flag"), now)
+    [command] = policy.arrive(ticket("a", 41.0), 41.0)
     assert isinstance(command, Refuse)
-    assert command.error.kind is ErrorKind.RATE_LIMIT
-    assert command.error.retry_after
+    assert command.error.message == "exit status 1: no such flag (failed 5 times in a row; tried again in 7 s)"
+    assert command.error.retry_after == 7.0
+    assert policy.quarantined(41.0) == {"a": (5, 7.0)}
+    assert policy.quarantined(48.5) == {}
 
 
-def test_who_waits_too_long_is_refused_and_the_rest_go_on() -> None:
-    play = policy(queue_wait=5)
-    play.arrive(ticket("a", 0.0))
-    play.started("a", 1)
-    late, young = ticket("a", 1.0), ticket("a", 4.0)
-    play.arrive(late)
-    play.arrive(young)
-    assert play.next_expiry() == 6.0
-    assert play.expire(5.9) == []
-    [command] = play.expire(6.1)
-    assert isinstance(command, Refuse)
-    assert command.ticket is late
-    assert grants(play.release("a")) == [young]
+def test_places_and_expected_waits_follow_from_what_was_seen() -> None:
+    policy = Policy(queue_limit=9, queue_wait=99)
+    first, second, third = ticket("a", 0.0), ticket("a", 0.0), ticket("a", 0.0)
+    policy.arrive(first, 0.0)
+    assert [(item.place, item.expected) for item in policy.waiting(0.0)] == [(1, None)]
+    policy.started("a", 1, 4.0)
+    policy.release(first, 14.0)
+    policy.arrive(second, 14.0)
+    for _ in range(2):
+        policy.arrive(third, 14.0)
+    assert [(item.place, item.expected) for item in policy.waiting(14.0)] == [(1, 10.0), (2, 20.0)]
 
 
-def test_a_long_load_refuses_nobody() -> None:
-    play, first = policy(queue_wait=5), ticket("a", 0.0)
-    play.arrive(first)
-    assert play.next_expiry() is None
-    assert play.expire(100.0) == []
-    assert grants(play.started("a", 1)) == [first]
+def test_who_must_wait_for_room_wakes_the_policy_when_a_least_time_is_over() -> None:
+    policy = Policy(queue_limit=9, queue_wait=1000)
+    stays = Model(name="a", min_resident=20)
+    first = Ticket(next(_IDS), stays, 0.0)
+    policy.arrive(first, 0.0)
+    policy.started("a", 1, 1.0)
+    policy.release(first, 2.0)
+    assert policy.next_expiry(2.0) is None
+    policy.arrive(ticket("b", 3.0), 3.0)
+    assert policy.next_expiry(3.0) == 21.0
 
 
-def test_a_failed_start_tells_every_waiter_and_the_next_tries_again() -> None:
-    play, first, second = policy(), ticket("a"), ticket("a")
-    play.arrive(first)
-    play.arrive(second)
-    error = DeckError(ErrorKind.UNAVAILABLE, "no such file")
-    assert play.failed("a", error) == [Refuse(first, error), Refuse(second, error)]
-    assert play.arrive(ticket("a")) == [Start("a")]
+MODELS = {
+    "a": Model(name="a", memory=4),
+    "b": Model(name="b", memory=4, group="g"),
+    "c": Model(name="c", memory=3, group="g", priority=1),
+    "d": Model(name="d", memory=9),
+    "e": Model(name="e"),
+    "p": Model(name="p", memory=1, is_pinned=True),
+    "r": Model(name="r", is_local=False),
+}
 
 
-def test_who_leaves_the_queue_is_not_granted() -> None:
-    play, first, second = policy(), ticket("a"), ticket("a")
-    play.arrive(first)
-    play.arrive(second)
-    play.leave(first)
-    assert grants(play.started("a", 1)) == [second]
-
-
-def test_a_crash_restarts_for_who_waits() -> None:
-    play = policy()
-    play.arrive(ticket("a"))
-    play.started("a", 1)
-    waiting = ticket("a")
-    play.arrive(waiting)
-    assert play.stopped("a") == [Start("a")]
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_only_an_idle_server_is_unloaded(is_busy: bool) -> None:
-    play = policy()
-    play.arrive(ticket("a"))
-    play.started("a", 1)
-    if not is_busy:
-        play.release("a")
-    assert play.idle("a") == ([] if is_busy else [Stop("a")])
-
-
-def test_a_request_during_the_stop_of_its_model_waits_and_starts_it_anew() -> None:
-    play = policy()
-    play.arrive(ticket("a"))
-    play.started("a", 1)
-    play.release("a")
-    assert play.idle("a") == [Stop("a")]
-    again = ticket("a")
-    assert play.arrive(again) == []
-    assert play.stopped("a") == [Start("a")]
-    assert play.started("a", 1) == [Grant(again)]
+def ticket(name: str, now: float) -> Ticket:
+    return Ticket(next(_IDS), MODELS.get(name, Model(name=name)), now, token=f"token{next(_IDS) % 3}", credit=30)
 
 
 class World:
     """Plays the part of the board, checking that the policy never breaks a promise."""
 
-    def __init__(self) -> None:
-        self.play = policy(queue_limit=50, queue_wait=1e9)
+    def __init__(self, memory: int | None, tokens: int | None) -> None:
+        self.memory = memory
+        self.tokens = tokens
+        self.now = 0.0
+        self.play = Policy(queue_limit=50, queue_wait=1e9, memory=memory, token_limit=tokens, ageing=5)
         self.up: dict[str, str] = {}
         self.running: list[Ticket] = []
         self.waiting: list[Ticket] = []
+        self.refused: list[Ticket] = []
 
     def do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -184,46 +106,113 @@ class World:
                     self.running.append(who)
                 case Start(profile=name):
                     assert name not in self.up
-                    assert not self.up, "two local servers at once"
                     self.up[name] = "starting"
                 case Stop(profile=name):
-                    assert self.up[name] == "ready"
-                    assert not [who for who in self.running if who.profile == name], "a busy server is evicted"
+                    assert self.up[name] == "ready", "only what is ready is stopped"
+                    assert not [who for who in self.running if who.profile == name], "a busy server is stopped"
                     self.up[name] = "stopping"
                 case Refuse(ticket=who):
                     self.waiting.remove(who)
+                    self.refused.append(who)
+        self.check()
+
+    def check(self) -> None:
+        local = [MODELS[name] for name in self.up if MODELS[name].is_local]
+        if len(local) > 1:
+            assert self.memory is not None, "two local servers at once"
+            sizes = [item.memory for item in local]
+            assert None not in sizes, "a model of unknown size shares the room"
+            assert sum(size or 0 for size in sizes) <= self.memory, "the memory is exceeded"
+        groups = [item.group for item in local if item.group]
+        assert len(groups) == len(set(groups)), "two of a group"
+        for name in self.up:
+            here = [who for who in self.running if who.profile == name]
+            assert len(here) <= 2
+            assert len(here) <= 1 or sum(who.credit for who in here) <= 50, "the pool is exceeded"
+        if self.tokens is not None:
+            counts = [sum(who.token == token for who in self.running) for token in {who.token for who in self.running}]
+            assert all(found <= self.tokens for found in counts), "a token has more than its share"
+        assert self.play.depth == len(self.waiting)
 
     def settle(self) -> None:
         for name, state in list(self.up.items()):
             if state == "starting":
                 self.up[name] = "ready"
-                self.do(self.play.started(name, 2))
+                self.do(self.play.started(name, 2, self.now, pool=50))
             elif state == "stopping":
                 del self.up[name]
-                self.do(self.play.stopped(name))
+                self.do(self.play.stopped(name, self.now))
+
+    def end(self) -> None:
+        if self.running:
+            self.do(self.play.release(self.running.pop(0), self.now))
+
+    def move(self, move: str) -> None:
+        self.now += 1.0
+        match move:
+            case "settle":
+                self.settle()
+            case "end":
+                self.end()
+            case "leave" if self.waiting:
+                self.do(self.play.leave(self.waiting.pop(0), self.now))
+            case "crash" | "fail" | "idle" | "unload":
+                self.strike(move)
+            case name if name in MODELS:
+                who = ticket(name, self.now)
+                self.waiting.append(who)
+                self.do(self.play.arrive(who, self.now))
+
+    def strike(self, move: str) -> None:
+        wanted = "starting" if move == "fail" else "ready"
+        name = next((name for name, state in self.up.items() if state == wanted), None)
+        if name is None:
+            return
+        error = DeckError(ErrorKind.UNAVAILABLE, "it ended")
+        if move in ("idle", "unload"):
+            self.do(getattr(self.play, move)(name, self.now))
+            return
+        del self.up[name]
+        self.running = [who for who in self.running if who.profile != name]
+        self.do((self.play.crashed if move == "crash" else self.play.failed)(name, error, self.now))
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from(["a", "b", "c", "end", "settle", "leave"]), max_size=60))
-def test_promises_hold_over_random_plays_and_nobody_starves(moves: list[str]) -> None:
-    world = World()
+MOVES = st.sampled_from([*MODELS, "end", "end", "settle", "settle", "leave", "crash", "fail", "idle", "unload"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(MOVES, max_size=80), st.sampled_from([None, 8, 12]), st.sampled_from([None, 1, 2]))
+def test_promises_hold_over_random_plays_and_nobody_is_lost(
+    moves: list[str], memory: int | None, tokens: int | None
+) -> None:
+    world = World(memory, tokens)
     for move in moves:
-        if move == "settle":
-            world.settle()
-        elif move == "end":
-            if world.running:
-                who = world.running.pop(0)
-                world.do(world.play.release(who.profile))
-        elif move == "leave":
-            if world.waiting:
-                world.do(world.play.leave(world.waiting.pop(0)))
-        else:
-            who = ticket(move)
-            world.waiting.append(who)
-            world.do(world.play.arrive(who))
-    for _ in range(400):
+        world.move(move)
+    for _ in range(600):
+        world.now += 1.0
         world.settle()
-        if world.running:
-            who = world.running.pop(0)
-            world.do(world.play.release(who.profile))
+        world.end()
     assert not world.waiting
+    assert not world.running
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 3))
+def test_a_waiter_is_served_although_another_model_s_requests_never_stop(slots: int, streams: int) -> None:
+    """Two clients that always ask for one model cannot keep another out."""
+    world = World(None, None)
+    for _ in range(streams):
+        world.move("a")
+    world.settle()
+    waiter = ticket("b", world.now)
+    world.waiting.append(waiter)
+    world.do(world.play.arrive(waiter, world.now))
+    for turn in range(40):
+        world.now += 1.0
+        world.end()
+        world.move("a")
+        world.settle()
+        if waiter in world.running:
+            assert turn < 4 * slots * streams
+            return
+    raise AssertionError("it starved")

@@ -1,0 +1,153 @@
+"""Playbooks: what happens and what the policy must command, one line each, as text.
+
+    # name of the play
+    policy memory=8 queue=2 wait=10 tokens=1 ageing=30
+    a memory=4 group=g pinned priority=1 concurrency=1 stay=20        what a model is; a remote one says `remote`
+    @5 a1 arrives token=x priority=2 credit=100 -> start a            a ticket is its model's letter and a number
+    a ready 2 pool=1000 -> grant a1, grant a2                         slots, 0 = no bound
+    a1 ends | a1 leaves | a fails | a fails memory | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
+    a unload | a preload | a forgive | tick                           an operator's words, and time alone
+
+`@5` sets the clock, which otherwise stands still; nothing after `->`, or no `->`, means no command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deck.errors import DeckError, ErrorKind
+from deck.scheduler.policy import Policy
+from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Ticket
+
+FILE = Path(__file__).parent / "playbooks.txt"
+
+
+@dataclass
+class Playbook:
+    """One play."""
+
+    name: str
+    lines: list[str] = field(default_factory=list)
+
+
+def playbooks() -> Iterator[Playbook]:
+    """Read all plays."""
+    current: Playbook | None = None
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            if current is not None:
+                yield current
+            current = Playbook(line[2:].strip())
+        elif line.strip() and current is not None:
+            current.lines.append(line)
+    if current is not None:
+        yield current
+
+
+class Play:
+    """A play as it goes on."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {"queue_limit": 50, "queue_wait": 1e9}
+        self.models: dict[str, Model] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.now = 0.0
+        self.policy: Policy | None = None
+
+    def run(self, playbook: Playbook) -> None:
+        for line in playbook.lines:
+            said, _, expected = line.partition("->")
+            words = said.split()
+            if words[0] == "policy":
+                self.set_policy(words[1:])
+            elif len(words[0]) == 1 and (len(words) == 1 or not self.is_event(words)):
+                self.models[words[0]] = model(words)
+            else:
+                found = self.event(words)
+                wanted = [part.strip() for part in expected.split(",") if part.strip()]
+                assert found == wanted, f"{playbook.name}: {line.strip()}\n  came: {', '.join(found) or 'nothing'}"
+
+    @staticmethod
+    def is_event(words: list[str]) -> bool:
+        return words[1] in ("ready", "fails", "stopped", "crashes", "idle", "unload", "preload", "forgive")
+
+    def set_policy(self, words: list[str]) -> None:
+        names = {"queue": "queue_limit", "wait": "queue_wait", "tokens": "token_limit"}
+        for key, value in (word.split("=") for word in words):
+            self.options[names.get(key, key)] = float(value) if key in ("wait", "ageing") else int(value)
+
+    def event(self, words: list[str]) -> list[str]:
+        if self.policy is None:
+            self.policy = Policy(**self.options)
+        if words[0].startswith("@"):
+            self.now = float(words[0][1:])
+            words = words[1:]
+        return [self.shown(command) for command in self.commands(self.policy, words)]
+
+    def commands(self, policy: Policy, words: list[str]) -> list[Command]:
+        match words:
+            case ["tick"]:
+                return policy.expire(self.now)
+            case [who, "arrives", *rest]:
+                members = dict(word.split("=") for word in rest)
+                self.tickets[who] = Ticket(
+                    len(self.tickets),
+                    self.models.get(who[0], Model(name=who[0])),
+                    self.now,
+                    members.get("token", ""),
+                    int(members.get("priority", 0)),
+                    int(members.get("credit", 0)),
+                )
+                return policy.arrive(self.tickets[who], self.now)
+            case [who, "ends"]:
+                return policy.release(self.tickets[who], self.now)
+            case [who, "leaves"]:
+                return policy.leave(self.tickets[who], self.now)
+            case [name, "ready", slots, *rest]:
+                pool = dict(word.split("=") for word in rest).get("pool")
+                return policy.started(name, int(slots), self.now, pool=int(pool) if pool else None)
+            case [name, "fails", *rest]:
+                error = DeckError(ErrorKind.UNAVAILABLE, "it ended")
+                return policy.failed(name, error, self.now, for_memory=rest == ["memory"])
+            case [name, "crashes"]:
+                return policy.crashed(name, DeckError(ErrorKind.UPSTREAM, "it crashed"), self.now)
+            case [name, "forgive"]:
+                policy.forgive(name)
+                return []
+            case [name, "preload"]:
+                return policy.preload(self.models.get(name, Model(name=name)), self.now)
+            case [name, ("stopped" | "idle" | "unload") as what]:
+                found: list[Command] = getattr(policy, what)(name, self.now)
+                return found
+        raise AssertionError(f"no such event: {' '.join(words)}")
+
+    def shown(self, command: Command) -> str:
+        if isinstance(command, Grant | Refuse):
+            who = next(name for name, ticket in self.tickets.items() if ticket is command.ticket)
+            return f"grant {who}" if isinstance(command, Grant) else f"refuse {who} {command.error.kind.label}"
+        return f"{'start' if isinstance(command, Start) else 'stop'} {command.profile}"
+
+
+def model(words: list[str]) -> Model:
+    """Read what a model is."""
+    members: dict[str, Any] = {}
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        match key:
+            case "remote":
+                members["is_local"] = False
+            case "pinned":
+                members["is_pinned"] = True
+            case "group":
+                members["group"] = value
+            case "stay":
+                members["min_resident"] = float(value)
+            case "memory" | "priority" | "concurrency" if re.fullmatch(r"-?\d+", value):
+                members[key] = int(value)
+            case _:
+                raise AssertionError(f"no such property: {word}")
+    return Model(name=words[0], **members)

@@ -1,0 +1,256 @@
+"""The board carries out what the policy decides: real tasks and timers, servers that are played."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from deck.contracts import Address, Facts, ServerState
+from deck.errors import DeckError, ErrorKind
+from deck.profile import Profile
+from deck.scheduler.board import Board
+from deck.scheduler.policy import Policy
+
+GIB = 1 << 30
+
+
+def profile(name: str, *, memory: str = "4GiB", **schedule: Any) -> Profile:
+    server = {"model": f"/{name}.gguf", "memory": memory, "parallel": 1, "ttl": schedule.pop("ttl", "0")}
+    return Profile.model_validate({"id": name, "server": server, "schedule": schedule})
+
+
+class Played:
+    """A server that does what the test says."""
+
+    def __init__(self, profile: Profile, faults: list[str]) -> None:
+        self.profile = profile
+        self.state = ServerState.STOPPED
+        self.facts = Facts(slots=profile.server.parallel)
+        self.address = Address()
+        self.key: str | None = None
+        self.reason: str | None = None
+        self.takes: int | None = None
+        self._faults = faults
+        self._ended = asyncio.Event()
+
+    def memory(self) -> int | None:
+        return self.takes
+
+    async def start(self) -> None:
+        self.state = ServerState.STARTING
+        await asyncio.sleep(0)
+        if self._faults:
+            self.state = ServerState.FAILED
+            raise DeckError(ErrorKind.UNAVAILABLE, self._faults.pop(0))
+        self.state = ServerState.READY
+
+    async def stop(self, *, grace: float) -> None:
+        self.state = ServerState.DRAINING
+        await asyncio.sleep(0)
+        self.state = ServerState.STOPPED
+        self._ended.set()
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    def crash(self, reason: str) -> None:
+        self.state, self.reason = ServerState.FAILED, reason
+        self._ended.set()
+
+
+class Stage:
+    """A board and every server it launched."""
+
+    def __init__(self, **options: Any) -> None:
+        self.launched: list[Played] = []
+        self.faults: dict[str, list[str]] = {}
+        policy = Policy(queue_limit=options.pop("queue", 9), queue_wait=options.pop("wait", 60.0), **options)
+        self.board = Board(policy, lambda profile: self, grace=1.0)
+
+    def launch(self, profile: Profile) -> Played:
+        server = Played(profile, self.faults.setdefault(profile.id, []))
+        self.launched.append(server)
+        return server
+
+    @property
+    def up(self) -> list[str]:
+        return [server.profile.id for server in self.launched if server.state is ServerState.READY]
+
+
+@contextlib.asynccontextmanager
+async def stage(**options: Any) -> AsyncIterator[Stage]:
+    async with asyncio.timeout(20):
+        played = Stage(**options)
+        try:
+            yield played
+        finally:
+            await played.board.close()
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not claim():
+            await asyncio.sleep(0)
+
+
+async def use(board: Board, profile: Profile, token: str = "") -> Any:
+    async with board.admit(profile, token) as server:
+        return server
+
+
+def run(test: Any) -> None:
+    asyncio.run(test)
+
+
+def test_two_models_are_up_together_where_the_budget_holds_both() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB) as played:
+            for name in ("a", "b"):
+                await use(played.board, profile(name))
+            assert played.up == ["a", "b"]
+            await use(played.board, profile("c"))
+            assert played.up == ["b", "c"]
+
+    run(play())
+
+
+def test_without_a_budget_one_model_is_up() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            for name in ("a", "b", "a"):
+                await use(played.board, profile(name))
+                assert played.up == [name]
+
+    run(play())
+
+
+def test_a_busy_server_is_waited_for_and_its_newcomers_queue_behind() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            a, b = profile("a"), profile("b")
+            async with played.board.admit(a):
+                waiter = asyncio.create_task(use(played.board, b))
+                await until(lambda: played.board.depth == 1)
+                assert [item.ticket.profile for item in played.board.waiting()] == ["b"]
+                late = asyncio.create_task(use(played.board, a))
+                await until(lambda: played.board.depth == 2)
+                assert played.up == ["a"]
+            assert (await waiter).profile.id == "b"
+            assert (await late).profile.id == "a"
+
+    run(play())
+
+
+def test_what_was_measured_replaces_a_smaller_estimate() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB) as played:
+            played.board._memory_of = lambda profile: 3 * GIB
+            undeclared = Profile.model_validate({"id": "a", "server": {"model": "/a.gguf", "ttl": "0"}})
+            (await use(played.board, undeclared)).takes = 5 * GIB
+            assert played.board.memory("a") == 3 * GIB
+            played.board.unload("a")
+            await until(lambda: played.up == [])
+            await use(played.board, undeclared)
+            assert played.board.memory("a") == 5 * GIB
+
+    run(play())
+
+
+def test_a_token_s_share_is_kept_and_given_back() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB, token_limit=1) as played:
+            async with played.board.admit(profile("a"), "x"):
+                second = asyncio.create_task(use(played.board, profile("b"), "x"))
+                assert (await use(played.board, profile("b"), "y")).profile.id == "b"
+                assert not second.done()
+            assert (await second).profile.id == "b"
+
+    run(play())
+
+
+def test_a_crash_loop_is_held_off_and_an_operator_ends_that() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            a = profile("a")
+            for _ in range(3):
+                server = await use(played.board, a)
+                server.crash("killed by signal 9")
+                await until(lambda: "a" not in played.board._policy._residents)
+            assert played.board.quarantined()["a"][0] == 3
+            waiter = asyncio.create_task(use(played.board, a))
+            await until(lambda: played.board.depth == 1)
+            assert played.up == []
+            played.board.preload(a)
+            assert (await waiter).profile.id == "a"
+            assert played.board.quarantined() == {}
+
+    run(play())
+
+
+def test_a_start_without_memory_soon_after_another_s_end_is_tried_once_more() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            await use(played.board, profile("a"))
+            played.faults["b"] = ["exit status 1: CUDA error: out of memory"]
+            assert (await use(played.board, profile("b"))).profile.id == "b"
+
+    run(play())
+
+
+def test_a_pinned_model_outlives_its_idle_time() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB) as played:
+            await use(played.board, profile("a", pinned=True, ttl="10ms"))
+            await use(played.board, profile("b", ttl="10ms"))
+            await until(lambda: played.up == ["a"])
+
+    run(play())
+
+
+def test_a_preload_starts_what_nobody_asked_for() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB) as played:
+            played.board.preload(profile("a"))
+            await until(lambda: played.up == ["a"])
+
+    run(play())
+
+
+def test_a_least_time_is_kept_though_another_waits() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            loop = asyncio.get_running_loop()
+            await use(played.board, profile("a", min_resident="150ms"))
+            began = loop.time()
+            await use(played.board, profile("b"))
+            assert loop.time() - began > 0.1
+
+    run(play())
+
+
+def test_who_leaves_the_queue_frees_its_place() -> None:
+    async def play() -> None:
+        async with stage(queue=1) as played:
+            async with played.board.admit(profile("a")):
+                waiter = asyncio.create_task(use(played.board, profile("a")))
+                await until(lambda: played.board.depth == 1)
+                with pytest.raises(DeckError, match="waiting already"):
+                    await use(played.board, profile("a"))
+                waiter.cancel()
+                await until(lambda: played.board.depth == 0)
+            assert (await use(played.board, profile("a"))).profile.id == "a"
+
+    run(play())
+
+
+def test_who_waits_too_long_is_told_so() -> None:
+    async def play() -> None:
+        async with stage(wait=0.05) as played, played.board.admit(profile("a")):
+            with pytest.raises(DeckError, match="did not become free"):
+                await use(played.board, profile("b"))
+
+    run(play())
