@@ -137,6 +137,8 @@ KINDS = Table(
         Field.mapped("tool_use", anything("in assistant turns")),
         Field.mapped("tool_result", anything("in user turns")),
         Field.mapped("tool_reference", anything("in tool results, as a line of text")),
+        Field.mapped("tool_addition", anything("in system turns; the tools are those of tools, offered at once")),
+        Field.mapped("tool_removal", anything("in system turns; the tool is not offered")),
         Field.annotation("redacted_thinking", "only its maker can read it"),
         Field.annotation("fallback", "it marks a change of the vendor's model and says nothing"),
         Field.refused("document", _AS_TEXT),
@@ -159,10 +161,7 @@ KINDS = Table(
                 "mcp_tool_result",
             )
         ),
-        *(
-            Field.refused(name, "tools are listed in tools, and nowhere else")
-            for name in ("tool_addition", "tool_removal", "mcp_tool_listing")
-        ),
+        Field.refused("mcp_tool_listing", _ELSEWHERE),
     ),
 )
 
@@ -217,11 +216,24 @@ BLOCKS = {
             _CONTROL,
         ),
     ),
+    "tool_addition": Table(
+        "messages.messages[].content[tool_addition]", (_TYPE, Field.mapped("tool", mapping()), _CONTROL)
+    ),
+    "tool_removal": Table(
+        "messages.messages[].content[tool_removal]", (_TYPE, Field.mapped("tool", mapping()), _CONTROL)
+    ),
     "tool_reference": Table(
         "messages.messages[].content[].content[tool_reference]",
         (_TYPE, Field.mapped("tool_name", string(empty=False)), _CONTROL),
     ),
 }
+CHANGED_TOOL = Table(
+    "messages.messages[].content[].tool",
+    (
+        Field.mapped("type", one_of("tool_reference"), reason="tools are defined in tools, and nowhere else"),
+        Field.mapped("name", string(empty=False)),
+    ),
+)
 SOURCE = Table(
     "messages.messages[].content[image].source",
     (
@@ -284,7 +296,9 @@ THINKING = Table(
     (
         Field.mapped("type", one_of("enabled", "adaptive", "disabled")),
         Field.mapped("budget_tokens", integer(0)),
-        Field.mapped("display", one_of("summarized", "omitted"), reason="thoughts are shown as written, or omitted"),
+        Field.mapped(
+            "display", one_of("summarized", "updates", "omitted"), reason="thoughts are shown as written, or omitted"
+        ),
         Field.annotation("block_binding", "a signature carries no meaning here"),
     ),
 )
@@ -308,6 +322,7 @@ TABLES = {
     "messages[]": MESSAGE,
     "messages[].content[].type": KINDS,
     **{f"messages[].content[{name}]": table for name, table in BLOCKS.items()},
+    "messages[].content[].tool": CHANGED_TOOL,
     "messages[].content[image].source": SOURCE,
     "tools[].type": HOSTED,
     "tools[]": TOOL,

@@ -77,7 +77,7 @@ def _thinking(reader: Reader, merge: reasoning.ReasoningMerge, fields: Values) -
     merge.say("enabled", enabled, f"{path}.type")
     if budget:
         merge.say("budget", budget, f"{path}.budget_tokens")
-    if inner.get("display") == "summarized":
+    if inner.get("display") in ("summarized", "updates"):
         reader.report.ignored(f"{path}.display", "Deck writes no summaries; thoughts are shown as the model wrote them")
     return bool(inner.get("display") == "omitted")
 
