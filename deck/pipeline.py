@@ -32,6 +32,7 @@ from deck.upstream.transport import RawResponse
 
 _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
+_SCHEMA = re.compile(r"json[_ ]schema", re.IGNORECASE)
 _TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
 _MEDIUM = 1024
 Taker = Callable[[list[Event]], Awaitable[None] | None]
@@ -279,7 +280,8 @@ class Pipeline:
         try:
             await self._client.read_schema(server, request.output.schema)
         except DeckError as error:
-            if _GRAMMAR.search(error.message):
+            # Whatever else the chat route may lack, a template perhaps, is no matter of a raw prompt.
+            if _SCHEMA.search(error.message):
                 raise
 
     def sampling(self, exchange: Exchange) -> Mapping[str, Any]:

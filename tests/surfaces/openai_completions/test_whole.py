@@ -154,3 +154,22 @@ def test_capabilities_have_the_surface(tmp_path: Path) -> None:
         assert surface["routes"] == ["POST /v1/completions"]
         assert surface["aliases"]["max_new_tokens"] == "max_tokens"
         assert surface["fields"]["suffix"]["treatment"] == "tolerated"
+
+
+def test_a_schema_is_read_by_the_chat_route_first(tmp_path: Path) -> None:
+    """llama-server's raw route leaves out a schema that it cannot read, and answers freely."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    template = "/apply-template"
+    with app(tmp_path, [say_text("{}")], routes={template: {"prompt": "x"}}) as deck:
+        assert ask(deck, json_schema=schema).status_code == 200
+        (read,) = [item.json() for item in deck.fake.requests if item.path == template]
+        assert read["json_schema"] == schema
+        assert sent(deck)[0]["json_schema"] == schema
+        assert ask(deck, grammar='root ::= "x"').status_code == 200
+        assert ask(deck).status_code == 200
+        assert [item.path for item in deck.fake.requests].count(template) == 1
+
+
+def test_a_server_that_cannot_read_schemas_first_is_asked_all_the_same(tmp_path: Path) -> None:
+    with app(tmp_path, [say_text("{}")]) as deck:
+        assert ask(deck, json_schema={"type": "object"}).status_code == 200
