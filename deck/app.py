@@ -95,21 +95,17 @@ class Deck:
         """Serve one ASGI scope."""
         match scope["type"]:
             case "http":
-                await self._http(scope, receive, send)
+                path = normal_path(scope["path"])
+                surface = self._surfaces.get(path)
+                if surface is not None and scope["method"] == "POST" and not _is_header_bomb(scope):
+                    await self.endpoint(scope, receive, send, surface, self._routes[path])
+                else:
+                    await self._fixed(scope, receive, send, path)
             case "lifespan":
                 await self._lifespan(receive, send)
             case _:
                 await receive()
                 await send({"type": "websocket.close", "code": 1000})
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = normal_path(scope["path"])
-        if scope["method"] == "POST" and not _is_header_bomb(scope):
-            surface = self._surfaces.get(path)
-            if surface is not None:
-                await self.endpoint(scope, receive, send, surface, self._routes[path])
-                return
-        await self._fixed(scope, receive, send, path)
 
     async def _fixed(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         identity = request_id(scope)
@@ -219,8 +215,10 @@ def _further_ids(surface: Surface | None, identity: str) -> list[tuple[bytes, by
 
 
 def _is_header_bomb(scope: Scope) -> bool:
-    headers = scope["headers"]
-    return len(headers) > _MOST_HEADERS or sum(len(key) + len(value) for key, value in headers) > _MOST_HEADER_BYTES
+    size = 0
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+    return size > _MOST_HEADER_BYTES or len(scope["headers"]) > _MOST_HEADERS
 
 
 def _policy(config: Config) -> Policy:

@@ -237,9 +237,7 @@ class Connection(asyncio.Protocol):
     def _serve(self, turn: Turn, scope: Scope) -> None:
         self._turn = turn
         tasks = self._state.tasks
-        task = self._loop.create_task(turn.run(self._app, scope))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        tasks.add(self._loop.create_task(turn.run(self._app, scope, tasks)))
 
     def _pause_reading(self) -> None:
         if not self._is_paused:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from deck import json
@@ -20,7 +20,7 @@ from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.config import Config
 from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind
-from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id
+from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
 from deck.normalize.report import Report
 from deck.pipeline import Exchange, Pipeline
 from deck.reply import Reply
@@ -109,6 +109,7 @@ class _Serving:
         "exchange",
         "feed",
         "finish",
+        "headers",
         "is_stream",
         "outcome",
         "receive",
@@ -131,10 +132,12 @@ class _Serving:
         self.scope = scope
         self.receive = receive
         self.turn: Turn | None = scope.get("deck.turn")
+        # Deck's own server writes names in lower case.
+        self.headers = headers = by_name(scope) if self.turn is not None else None
         self.surface = surface
         self.created = int(time.time())
         self.exchange = Exchange(
-            id=request_id(scope),
+            id=request_id(scope) if headers is None else request_id_of(headers.get(b"x-request-id")),
             surface=surface,
             principal=NOBODY,
             seed=alphanumerics(40),
@@ -192,8 +195,7 @@ class _Serving:
     async def _admit(self) -> None:
         """Check the token, then read and prepare the body."""
         exchange, endpoint = self.exchange, self.endpoint
-        turn, scope = self.turn, self.scope
-        headers = by_name(scope) if turn is not None else None
+        turn, scope, headers = self.turn, self.scope, self.headers
         credentials = credentials_of(scope["headers"]) if headers is None else credentials_by_name(headers)
         principal = endpoint._tokens.authenticate(credentials, time.time())
         if principal is None:
@@ -206,7 +208,7 @@ class _Serving:
         content = whole_body(turn, headers, config.body_limit) if turn is not None else None
         if content is None:
             content = await read_body(scope, self.receive, limit=config.body_limit, timeout=config.body_timeout)
-        if header(scope, b"idempotency-key") is not None:
+        if b"idempotency-key" in headers if headers is not None else header(scope, b"idempotency-key") is not None:
             exchange.report.ignored("Idempotency-Key", "every request is generated anew", field="idempotency-key")
         if scope["query_string"]:
             _ignore_query(scope["query_string"], exchange.report)
@@ -221,14 +223,11 @@ class _Serving:
                 self.cancel("client")
                 return
 
-    async def _answer(self) -> None:
+    def _answer(self) -> Coroutine[Any, Any, None]:
         assert self.exchange.parsed is not None
         if self.exchange.operation == "count":
-            await self._count()
-        elif self.exchange.parsed.request.stream:
-            await self._stream()
-        else:
-            await self._buffer()
+            return self._count()
+        return self._stream() if self.exchange.parsed.request.stream else self._buffer()
 
     async def _count(self) -> None:
         surface = self.surface
@@ -314,8 +313,10 @@ class _Serving:
         return self.endpoint._pipeline.sampling(self.exchange)
 
     def _note_first(self, events: list[Event]) -> None:
-        if any(isinstance(event, PartDelta | PartStart) for event in events):
-            self.exchange.first_token = time.monotonic()
+        for event in events:
+            if isinstance(event, PartStart):
+                self.exchange.first_token = time.monotonic()
+                return
 
     def _note_last(self, event: Event) -> None:
         if isinstance(event, Finish):
@@ -371,9 +372,9 @@ class _Serving:
                 prompt_tokens=usage.prompt if usage else None,
                 completion_tokens=usage.completion if usage else None,
                 cached_tokens=usage.cached if usage else None,
-                finish=self.finish.reason.value if self.finish else None,
-                notes=[(note.kind.value, note.field) for note in exchange.report.notes],
-                lane=route_decide().value,
+                finish=self.finish.reason._value_ if self.finish else None,
+                notes=[(note.kind._value_, note.field) for note in exchange.report.notes],
+                lane=route_decide()._value_,
             )
         )
 

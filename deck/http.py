@@ -48,7 +48,11 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 def request_id(scope: Scope) -> str:
     """Return the client's `x-request-id` if it is a plain one, else a new id."""
-    sent = header(scope, b"x-request-id")
+    return request_id_of(header(scope, b"x-request-id"))
+
+
+def request_id_of(sent: bytes | None) -> str:
+    """Return the id that a client sent if it is a plain one, else a new id."""
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent.decode()
     return new_request_id()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import orjson
@@ -22,6 +23,8 @@ _WORDS = re.compile(r"NaN|-?Infinity")
 _SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
+_AS_DIGIT = bytes(ord("0") if chr(byte).isdigit() else byte for byte in range(128)) + bytes(range(128, 256))
+_LONG = b"0" * 19
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 100
 _TYPES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
@@ -31,27 +34,30 @@ class _Pairs(list[tuple[str, Any]]):
     """An object as it was written, repeated keys and all."""
 
 
-def dumps(value: Any) -> bytes:
-    """Encode; mappings of any type count as objects.
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError
 
-    Raises:
-        TypeError: a value has no JSON form: an unknown type, a lone surrogate, an integer beyond 64 bits.
-    """
-    return orjson.dumps(value, default=_plain)
+
+dumps: Callable[[Any], bytes] = partial(orjson.dumps, default=_plain)
+"""Encode; mappings of any type count as objects.
+
+Raises:
+    TypeError: a value has no JSON form: an unknown type, a lone surrogate, an integer beyond 64 bits.
+"""
+
+loads: Callable[[bytes | str], Any] = orjson.loads
+"""Decode what a trusted party wrote.
+
+Raises:
+    ValueError: it is no JSON.
+"""
 
 
 def pretty(value: Any) -> str:
     """Encode for people."""
     return orjson.dumps(value, default=_plain, option=orjson.OPT_INDENT_2).decode()
-
-
-def loads(data: bytes | str) -> Any:
-    """Decode what a trusted party wrote.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
-    return orjson.loads(data)
 
 
 def loads_request(data: bytes, *, max_depth: int = 128) -> dict[str, Any]:
@@ -70,17 +76,13 @@ def loads_request(data: bytes, *, max_depth: int = 128) -> dict[str, Any]:
         _explain(data, exc, max_depth)
     if type(value) is not dict:
         raise invalid(f"the body must be a JSON object, not {_TYPES.get(type(value), 'null')}")
-    is_rounded = _walk(value, max_depth)
+    # What has few brackets is not deep, and what has no long row of digits has no number that could have been rounded.
+    is_simple = data.count(b"[") + data.count(b"{") <= max_depth and _LONG not in data.translate(_AS_DIGIT)
+    is_rounded = not is_simple and _walk(value, max_depth)
     # In a text, colons stand behind keys and inside strings; a repeated key leaves more in the client's than in ours.
     if is_rounded or orjson.dumps(value).count(b":") != data.count(b":") or _has_escaped_colon(data):
         _inspect(data, max_depth)
     return value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError
 
 
 def _walk(value: dict[str, Any], max_depth: int) -> bool:

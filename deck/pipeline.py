@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+import httpx
+
 from deck import json
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
@@ -215,22 +217,19 @@ class Pipeline:
         try:
             exchange.granted, exchange.server = self._clock(), server
             exchange.shaped = shaped = self.shape(exchange, server.facts)
-            if shaped.route is TEXT:
-                await self._check_schema(server, shaped.request)
-            response = await self._post(server, shaped, shaped.body)
+            try:
+                if shaped.route is TEXT:
+                    await self._check_schema(server, shaped.request)
+                response = await self._client.post(server, shaped.route, json.dumps(shaped.body))
+            except DeckError as error:
+                _blame(error, shaped.request)
+                raise
             try:
                 await self._forward(exchange, server, shaped, response, take)
             finally:
                 response.close()
         finally:
             self.board.release(ticket, server)
-
-    async def _post(self, server: Server, shaped: Shaped, body: dict[str, Any]) -> RawResponse:
-        try:
-            return await self._client.post(server, shaped.route, json.dumps(body))
-        except DeckError as error:
-            _blame(error, shaped.request)
-            raise
 
     async def _forward(
         self, exchange: Exchange, server: Server, shaped: Shaped, response: RawResponse, take: Taker
@@ -242,7 +241,14 @@ class Pipeline:
         thoughts = _Thoughts() if exchange.parsed.needs.reasoning_tokens else None
         has_begun = False
         while not decoder.finished:
-            events = await self._next(server, response, decoder)
+            try:
+                chunk = response.take()
+                if chunk is None:
+                    chunk = await response.next_chunk()
+                events = decoder.feed(chunk) if chunk else decoder.end()
+            except httpx.HTTPError as exc:
+                decoder.finished = True
+                events = [Failed(await self._client.broken(server, exc))]
             if filtered is not None and shaped.family is not None:
                 events = _plugin(shaped.family.name, _filter, filtered, events)
             if thoughts is not None:
@@ -331,14 +337,6 @@ class Pipeline:
         except DeckError as error:
             _blame(error, shaped.request)
             raise
-
-    async def _next(self, server: Server, response: RawResponse, decoder: Decoder) -> list[Event]:
-        try:
-            chunk = await self._client.next_chunk(server, response)
-        except DeckError as error:
-            decoder.finished = True
-            return [Failed(error)]
-        return decoder.feed(chunk) if chunk else decoder.end()
 
 
 class _Thoughts:
@@ -454,6 +452,8 @@ def _check_declared(request: Request, profile: Profile) -> None:
 
 
 def _check_measured(request: ChatRequest, facts: Facts) -> None:
+    if not facts.modalities:
+        return
     for kind, modality, word in ((Image, "vision", "images"), (Audio, "audio", "audio")):
         if facts.modalities.get(modality) is False and (origin := has_kind(request, kind)) is not None:
             raise invalid(f"{origin}.content: this model takes no {word}", f"{origin}.content")

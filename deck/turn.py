@@ -194,8 +194,11 @@ class Turn:
 
     # ASGI.
 
-    async def run(self, app: App, scope: Scope) -> None:
-        """Have the application answer; whatever it leaves undone ends the connection."""
+    async def run(self, app: App, scope: Scope, tasks: set[asyncio.Task[None]]) -> None:
+        """Have the application answer; whatever it leaves undone ends the connection.
+
+        `tasks` are the server's; the one that runs this leaves them at its end.
+        """
         try:
             await app(scope, self.receive, self.send)
         except Exception as exc:
@@ -210,6 +213,9 @@ class Turn:
                 self._give_up()
         finally:
             self.on_gone = None
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.discard(task)
 
     def _give_up(self) -> None:
         if self.has_begun or self.is_gone:

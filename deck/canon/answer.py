@@ -58,15 +58,16 @@ class Fold:
             case PartDelta():
                 assert self._open is not None
                 self._open.text.append(event.text)
-                self._logprobs.extend(event.logprobs)
+                if event.logprobs:
+                    self._logprobs.extend(event.logprobs)
             case PartStart():
                 self._open = _Open(event, first_logprob=len(self._logprobs))
             case PartEnd():
                 self._close()
-            case Start():
-                self._fingerprint = event.fingerprint
             case Finish():
                 self._finish = event
+            case Start():
+                self._fingerprint = event.fingerprint
             case Failed():
                 raise event.error
             case Progress():

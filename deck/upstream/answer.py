@@ -76,17 +76,13 @@ class RawResponse:
         """True once the last byte has arrived, read or not."""
         return self._complete
 
-    async def next_chunk(self) -> bytes:
-        """Return what has arrived since the last call, joined, or `b""` at the orderly end.
+    def take(self) -> bytes | None:
+        """Return what `next_chunk` would, None if that would wait.
 
         Raises:
-            httpx.ReadError: The connection broke, or this answer was closed.
-            httpx.RemoteProtocolError: The body is malformed or ended early.
-            httpx.ReadTimeout: The read limit passed without a byte.
+            httpx.TransportError: As `next_chunk` does.
         """
         chunks = self._chunks
-        while not chunks and not self._complete and self._error is None:
-            await self._wait(self._limits.read)
         if chunks:
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             chunks.clear()
@@ -96,7 +92,19 @@ class RawResponse:
             return data
         if self._error is not None:
             raise self._error
-        return b""
+        return b"" if self._complete else None
+
+    async def next_chunk(self) -> bytes:
+        """Return what has arrived since the last call, joined, or `b""` at the orderly end.
+
+        Raises:
+            httpx.ReadError: The connection broke, or this answer was closed.
+            httpx.RemoteProtocolError: The body is malformed or ended early.
+            httpx.ReadTimeout: The read limit passed without a byte.
+        """
+        while (data := self.take()) is None:
+            await self._wait(self._limits.read)
+        return data
 
     async def read(self, limit: int | None = None) -> bytes:
         """Return the whole remaining body.
@@ -138,9 +146,9 @@ class RawResponse:
         if limit is not None:
             self._since = now = connection.loop.time()
             connection.look_at(now + limit)
-        self._waiter = connection.loop.create_future()
+        self._waiter = waiter = connection.loop.create_future()
         try:
-            await self._waiter
+            await waiter
         except asyncio.CancelledError:
             self.close()
             raise

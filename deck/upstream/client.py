@@ -112,16 +112,9 @@ class UpstreamClient:
                 raise DeckError(ErrorKind.UPSTREAM, message) from exc
         return value if type(value) is dict else {}
 
-    async def next_chunk(self, server: Server, response: RawResponse) -> bytes:
-        """Return more bytes of an answer, b"" at its end.
-
-        Raises:
-            DeckError: llama-server died or stayed silent too long.
-        """
-        try:
-            return await response.next_chunk()
-        except httpx.HTTPError as exc:
-            raise await _broken(server, exc) from exc
+    async def broken(self, server: Server, exc: httpx.HTTPError) -> DeckError:
+        """Return what a failure of the transport means, with the reason of a server that died."""
+        return await _broken(server, exc)
 
     async def settle(self, response: RawResponse) -> None:
         """Read the end of an answer that has said all, so that its connection can serve again."""

@@ -194,7 +194,9 @@ class Connection(asyncio.Protocol):
             self._protest = self._protest or f"malformed response: {exc}"
         if self._complete:
             self._finish(response)
-        elif self._protest is not None:
+            return
+        response._wake()
+        if self._protest is not None:
             self.fail(httpx.RemoteProtocolError(self._protest))
         elif self._loose > self._max_head:
             self.fail(httpx.RemoteProtocolError(f"more than {self._max_head} bytes of response head"))
@@ -261,7 +263,6 @@ class Connection(asyncio.Protocol):
         if response._bodiless:
             self._complete = True
             self._keep = parser.should_keep_alive()
-        response._wake()
 
     def on_body(self, data: bytes) -> None:
         """Buffer a piece of the body."""
@@ -272,7 +273,6 @@ class Connection(asyncio.Protocol):
         self._loose = 0
         response._chunks.append(data)
         response._size += len(data)
-        response._wake()
 
     def on_message_complete(self) -> None:
         """Mark the answer as whole; what follows in the same read is checked first."""

@@ -20,9 +20,9 @@ _CHAT_OBJECT = "chat.completion.chunk"
 _TEXT_OBJECT = "text_completion"
 _DONE = b"[DONE]"
 _REASONS = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)}
-_EXTRA_NAMES = ("usage", "timings", "prompt_progress", "__verbose")
-_EXTRAS = frozenset(_EXTRA_NAMES)
+_EXTRAS = frozenset({"usage", "timings", "prompt_progress", "__verbose"})
 _EXCERPT = 40
+_NO_MEMBERS: Mapping[str, Any] = {}
 
 
 class Decoder:
@@ -96,14 +96,19 @@ class Decoder:
             self._fail(error)
 
     def _payload(self, payload: bytes) -> None:
-        chunk = _object(payload)
-        if chunk is None:
+        try:
+            chunk = json.loads(payload)
+        except ValueError:
+            chunk = None
+        if type(chunk) is not dict:
             self._oddity(payload)
+            return
+        choices = chunk.get("choices")
+        has_extras = not _EXTRAS.isdisjoint(chunk)
+        if not has_extras and self._is_started and self._is_more_text(chunk, choices):
             return
         if chunk.get("error"):
             raise upstream_error(200, chunk)
-        choices = chunk.get("choices")
-        has_extras = not _EXTRAS.isdisjoint(chunk)
         if chunk.get("object", self._object) != self._object or not (
             type(choices) is list or (choices is None and has_extras)
         ):
@@ -118,6 +123,23 @@ class Decoder:
             if not choice.get("index"):
                 self._choice(choice, payload)
         self._parts.timings = None
+
+    def _is_more_text(self, chunk: dict[str, Any], choices: Any) -> bool:
+        """Take the usual chunk, which is nothing but more of the text that is open; False = it is another one."""
+        if type(choices) is not list or len(choices) != 1 or self._parts.kind != "text":
+            return False
+        [choice] = choices
+        if type(choice) is not dict or "error" in chunk or chunk.get("object") != _CHAT_OBJECT:
+            return False
+        delta = choice.get("delta")
+        if type(delta) is not dict or len(delta) != 1 or choice.get("finish_reason") is not None:
+            return False
+        text = delta.get("content")
+        if type(text) is not str or choice.get("logprobs") or choice.get("index"):
+            return False
+        if text:
+            self._parts.delta(text)
+        return True
 
     def _oddity(self, payload: bytes) -> None:
         """Take a payload that is no object: blank, `[DONE]` with blanks about it, or garbage."""
@@ -183,19 +205,18 @@ class Decoder:
                 raise _broken(f"llama-server ended the answer with {str(reason)[:_EXCERPT]!r}")
 
     def _take_extras(self, chunk: Mapping[str, Any]) -> None:
-        usage, timings, progress, verbose = (_members(chunk, name) for name in _EXTRA_NAMES)
-        if usage:
+        if usage := _members(chunk, "usage"):
             self._usage = Usage(
-                prompt=_count(usage, "prompt_tokens") or 0,
-                completion=_count(usage, "completion_tokens") or 0,
-                cached=_count(_members(usage, "prompt_tokens_details"), "cached_tokens"),
-                reasoning=_count(_members(usage, "completion_tokens_details"), "reasoning_tokens"),
+                _count(usage, "prompt_tokens") or 0,
+                _count(usage, "completion_tokens") or 0,
+                _count(_members(usage, "prompt_tokens_details"), "cached_tokens"),
+                _count(_members(usage, "completion_tokens_details"), "reasoning_tokens"),
             )
-        if timings:
+        if timings := _members(chunk, "timings"):
             self._timings = self._parts.timings = timings
-        if progress:
+        if progress := _members(chunk, "prompt_progress"):
             self._parts.events.append(Progress("prompt", progress))
-        if verbose:
+        if verbose := _members(chunk, "__verbose"):
             self._take_verbose(verbose)
 
     def _take_verbose(self, verbose: Mapping[str, Any]) -> None:
@@ -240,7 +261,7 @@ def _object(payload: bytes) -> dict[str, Any] | None:
 
 def _members(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = values.get(name)
-    return value if type(value) is dict else {}
+    return value if type(value) is dict else _NO_MEMBERS
 
 
 def _entries(logprobs: object) -> tuple[Mapping[str, Any], ...]:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import httpx
 
@@ -18,8 +19,7 @@ from deck.upstream.connection import Connection
 _DEFAULT_PORTS = {False: 80, True: 443}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(NamedTuple):
     """Where a server listens: a TCP port, or a UNIX socket when `uds` is given.
 
     With an `address` no name is looked up; `host` is then what TLS verifies and what the server is told.

@@ -9,6 +9,7 @@ LIMIT = 16 << 20
 
 _BOM = b"\xef\xbb\xbf"
 _PREFIX = b"data: "
+_BETWEEN = b"\n\n" + _PREFIX
 
 
 class SSEError(Exception):
@@ -41,17 +42,21 @@ class SSEDecoder:
         Raises:
             SSEError: a frame is larger than the limit; the decoder is of no use afterwards.
         """
-        # The usual case by far: one whole frame of one line.
+        # The usual case by far: whole frames of one line each.
         if (
             not self._buffer
             and chunk.startswith(_PREFIX)
-            and chunk.find(b"\n") == len(chunk) - 2
             and chunk.endswith(b"\n\n")
             and b"\r" not in chunk
             and 8 < len(chunk) <= self._limit
         ):
-            self._skip_newline = False
-            return [chunk[6:-2]]
+            if chunk.find(b"\n") == len(chunk) - 2:
+                self._skip_newline = False
+                return [chunk[6:-2]]
+            payloads = chunk[6:-2].split(_BETWEEN)
+            if chunk.count(b"\n") == 2 * len(payloads) and b"" not in payloads:
+                self._skip_newline = False
+                return payloads
         return self._feed(chunk)
 
     def _feed(self, chunk: bytes) -> list[bytes]:

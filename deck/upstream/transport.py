@@ -6,9 +6,9 @@ hold, and follows no redirects, cookies or proxies.
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -110,14 +110,14 @@ class Transport(httpx.AsyncBaseTransport):
         )
         return await self._exchange(target, head, body, limits, bodiless=method == "HEAD")
 
-    async def post(self, prepared: Prepared, body: bytes) -> RawResponse:
+    def post(self, prepared: Prepared, body: bytes) -> Coroutine[Any, Any, RawResponse]:
         """Do what `send` does for a request whose head was made before; only the length of its body is new.
 
         Raises:
             httpx.TransportError: The exchange failed; the subclass says where.
         """
         head = b"%bcontent-length: %d\r\n\r\n" % (prepared.head, len(body))
-        return await self._exchange(prepared.target, head, body, prepared.limits, bodiless=False)
+        return self._exchange(prepared.target, head, body, prepared.limits, bodiless=False)
 
     async def _exchange(
         self, target: Target, head: bytes, body: bytes, limits: TimeLimits, *, bodiless: bool
