@@ -10,7 +10,7 @@ from deck.api import Reader, Tool, ToolChoice, Treatment, Values, invalid, out_o
 from .blocks import Change
 from .fields import HOSTED, TOOL, TOOL_CHOICE
 
-_STRICT = "llama-server constrains the call by a grammar; strictness beyond it is not promised"
+_STRICT = "llama-server constrains the call by a grammar; a whole call that Deck finds to hold is not listed"
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -72,11 +72,13 @@ def _tool(reader: Reader, item: Any, path: str) -> Tool | None:
     for name in ("name", "input_schema"):
         if name not in tool:
             raise invalid(f"{path}.{name} is required", f"{path}.{name}", "missing_required_parameter")
-    if tool.get("strict"):
-        reader.report.ignored(f"{path}.strict", _STRICT)
+    strict_path = f"{path}.strict" if tool.get("strict") else None
+    if strict_path is not None:
+        reader.report.ignored(strict_path, _STRICT)
     if "allowed_callers" in tool:
         _check_callers(reader, tool.get("allowed_callers"), f"{path}.allowed_callers")
-    return Tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
+    schema = tool.get("input_schema")
+    return Tool(tool.get("name"), tool.get("description"), schema, f"{path}.input_schema", strict_path)
 
 
 def _check_callers(reader: Reader, callers: list[Any], path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deck.api import Audio, Image, Part, Reader, Text, Values, image_of_url, invalid, wrong_type
+from deck.api import Audio, Image, Part, Reader, Text, Values, audio_of, image_of_url, invalid, wrong_type
 
 from .item_fields import AUDIO, IMAGE, PARTS, THOUGHTS
 
@@ -69,7 +69,7 @@ class Contents:
         for name in ("data", "format"):
             if name not in audio:
                 raise invalid(f"{where}.{name} is required", f"{where}.{name}", "missing_required_parameter")
-        return Audio(audio.get("data"), audio.get("format"))
+        return audio_of(audio.get("data"), audio.get("format"), f"{where}.data", self._reader.report)
 
 
 def read_thoughts(reader: Reader, items: list[Any], path: str) -> str:

@@ -54,11 +54,13 @@ def _format(reader: Reader, text: Values, path: str) -> tuple[Output | None, dic
             if name in form:
                 raise invalid(f"{path}.{name} needs type 'json_schema'", f"{path}.{name}")
         return (None if kind == "text" else Output("json_object", path=path)), {"type": kind}
-    if form.get("strict"):
-        reader.report.ignored(f"{path}.strict", "a grammar constrains the answer; strictness beyond it is not promised")
+    strict_path = f"{path}.strict" if form.get("strict") else None
+    if strict_path is not None:
+        why = "a grammar constrains the answer; a whole answer that Deck finds to hold is not listed"
+        reader.report.ignored(strict_path, why)
     if "schema" not in form:
         raise invalid(f"{path}.schema is required", f"{path}.schema", "missing_required_parameter")
     schema, name = form.get("schema"), form.get("name")
     note_loosenings(reader.report, schema, f"{path}.schema")
     shown = {"type": "json_schema", "name": name or "answer", "schema": schema, "strict": form.get("strict")}
-    return Output("json_schema", schema=schema, name=name, path=path), shown
+    return Output("json_schema", schema=schema, name=name, path=path, strict_path=strict_path), shown

@@ -11,7 +11,7 @@ from deck.api import Reader, Tool, ToolChoice, Treatment, Values, invalid, out_o
 from .names import TOP, Named, upstream_name
 from .tool_fields import CHOICE, CUSTOM, CUSTOM_FORMAT, FUNCTION, NAMESPACE, TOOLS
 
-_STRICT = "llama-server constrains the call by a grammar; strictness beyond it is not promised"
+_STRICT = "llama-server constrains the call by a grammar; a whole call that Deck finds to hold is not listed"
 _MODES: Mapping[Any, Literal["auto", "none", "required"]] = {"none": "none", "auto": "auto", "required": "required"}
 # The one argument of the function that a custom tool becomes.
 ARGUMENT = "input"
@@ -113,11 +113,14 @@ def _function(
         item = {**inner, **{key: value for key, value in item.items() if key != "function"}}
     tool = reader.read(FUNCTION, item, path)
     name = _name(tool, path)
-    if tool.get("strict"):
-        reader.report.ignored(f"{path}.strict", _STRICT)
+    strict_path = f"{path}.strict" if tool.get("strict") else None
+    if strict_path is not None:
+        reader.report.ignored(strict_path, _STRICT)
     description, parameters = tool.get("description"), tool.get("parameters")
     offered.add(
-        Tool(upstream_name(name, namespace), description, parameters), Named("function", name, _borne(namespace)), path
+        Tool(upstream_name(name, namespace), description, parameters, f"{path}.parameters", strict_path),
+        Named("function", name, _borne(namespace)),
+        path,
     )
     return {
         "type": "function",
@@ -141,7 +144,7 @@ def _custom(reader: Reader, offered: Offered, item: dict[str, Any], path: str, n
     reader.report.changed(
         path, "a custom tool is carried as a function with one string argument", shown=f"{path}:custom>function"
     )
-    tool_ = Tool(upstream_name(name, namespace), description, _ONE_STRING)
+    tool_ = Tool(upstream_name(name, namespace), description, _ONE_STRING, path)
     offered.add(tool_, Named("custom", name, _borne(namespace)), path)
     return shown
 
