@@ -309,3 +309,33 @@ def test_the_notes_are_counted(deck: App) -> None:
     assert notes["response_format"] >= 1
     asked(deck, "call {}", tools=[strict_tool(strict=False)])
     assert deck.send("GET", "/v1/stats").json()["notes"]["tools"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("wire", "word", "members", "kept"),
+    [
+        (
+            "responses",
+            GOOD,
+            {"text": {"format": {"type": "json_schema", "name": "p", "schema": PERSON, "strict": True}}},
+            "text.format.strict",
+        ),
+        (
+            "responses",
+            'call {"path": "a.md"}',
+            {"tools": [{"type": "function", **TOOL["function"], "strict": True}]},
+            "tools[].strict",
+        ),
+        (
+            "messages",
+            'call {"path": "a.md"}',
+            {"tools": [{"name": "read_note", "input_schema": TOOL["function"]["parameters"], "strict": True}]},
+            "tools[].strict",
+        ),
+    ],
+)
+def test_strict_is_settled_on_every_wire(deck: App, wire: str, word: str, members: dict[str, Any], kept: str) -> None:
+    spoken = {"input": word} if wire == "responses" else {"messages": [{"role": "user", "content": word}]}
+    body = {"model": "m1", **spoken, **members}
+    assert listed(deck.send("POST", f"/v1/{wire}", json=body)) == []
+    assert kept in listed(deck.send("POST", f"/v1/{wire}", json={**body, "stream": True}))

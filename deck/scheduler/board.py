@@ -208,8 +208,9 @@ class Board:
             await server.start()
         except DeckError as exc:
             _log.warning("model %s did not start: %s", name, exc.message)
+            was_run = exc.should_retry is not False
             for_memory = _OUT_OF_MEMORY.search(exc.message) is not None
-            self._execute(self._policy.failed(name, exc, loop.time(), for_memory=for_memory))
+            self._execute(self._policy.failed(name, exc, loop.time(), for_memory=for_memory, was_run=was_run))
             return
         except Exception as exc:
             _log.exception("model %s did not start", name)
@@ -245,7 +246,8 @@ class Board:
         name = server.profile.id
         if found is not None and found > self._measured.get(name, 0):
             self._measured[name] = found
-            self._models.pop(name, None)
+            profile, _ = self._models.pop(name)
+            self._model(profile)
 
     def _watch_idle(self, profile: Profile) -> None:
         name, ttl = profile.id, profile.server.ttl

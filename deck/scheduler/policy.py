@@ -123,8 +123,12 @@ class Policy:
             resident.since = resident.used = now
         return self._advance(now)
 
-    def failed(self, profile: str, error: DeckError, now: float, *, for_memory: bool = False) -> list[Command]:
+    def failed(
+        self, profile: str, error: DeckError, now: float, *, for_memory: bool = False, was_run: bool = True
+    ) -> list[Command]:
         """Note that a server did not start: whoever waits for it is told why.
+
+        What was found before anything was run, such as a missing file, costs nothing to look for again: `was_run`.
 
         One that failed `for_memory` soon after another has gone is tried once more: what that held is not free at once.
         The next to come tries again; after three failures in a row only when a time is over, which doubles with each.
@@ -139,7 +143,8 @@ class Policy:
             resident.was_retried = True
             return [Start(profile)]
         self._drop(profile)
-        self._fault(profile, error, now)
+        if was_run:
+            self._fault(profile, error, now)
         refused = [ticket for ticket in self._queue if ticket.profile == profile]
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
         return [*(Refuse(ticket, error) for ticket in refused), *self._advance(now)]

@@ -5,7 +5,8 @@
     a memory=4 group=g pinned priority=1 concurrency=1 stay=20        what a model is; a remote one says `remote`
     @5 a1 arrives token=x priority=2 credit=100 -> start a            a ticket is its model's letter and a number
     a ready 2 pool=1000 -> grant a1, grant a2                         slots, 0 = no bound
-    a1 ends | a1 leaves | a fails | a fails memory | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
+    a1 ends | a1 leaves | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
+    a fails | a fails memory | a fails unrun                          why it did not start
     a unload | a preload | a forgive | tick                           an operator's words, and time alone
 
 `@5` sets the clock, which otherwise stands still; nothing after `->`, or no `->`, means no command.
@@ -112,7 +113,7 @@ class Play:
                 return policy.started(name, int(slots), self.now, pool=int(pool) if pool else None)
             case [name, "fails", *rest]:
                 error = DeckError(ErrorKind.UNAVAILABLE, "it ended")
-                return policy.failed(name, error, self.now, for_memory=rest == ["memory"])
+                return policy.failed(name, error, self.now, for_memory=rest == ["memory"], was_run=rest != ["unrun"])
             case [name, "crashes"]:
                 return policy.crashed(name, DeckError(ErrorKind.UPSTREAM, "it crashed"), self.now)
             case [name, "forgive"]:

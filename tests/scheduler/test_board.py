@@ -160,6 +160,18 @@ def test_what_was_measured_replaces_a_smaller_estimate() -> None:
     run(play())
 
 
+def test_who_waits_for_a_server_that_is_measured_at_its_end_is_served() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            played.board._memory_of = lambda profile: 1
+            a, b = (Profile.model_validate({"id": name, "server": {"model": f"/{name}.gguf"}}) for name in "ab")
+            (await use(played.board, a)).takes = GIB
+            turns = [asyncio.create_task(use(played.board, model)) for model in (b, a, b)]
+            assert [(await turn).profile.id for turn in turns] == ["b", "a", "b"]
+
+    run(play())
+
+
 def test_a_token_s_share_is_kept_and_given_back() -> None:
     async def play() -> None:
         async with stage(memory=8 * GIB, token_limit=1) as played:
