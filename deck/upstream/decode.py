@@ -129,7 +129,7 @@ class Decoder:
         if type(choices) is not list or len(choices) != 1 or self._parts.kind != "text":
             return False
         [choice] = choices
-        if type(choice) is not dict or "error" in chunk or chunk.get("object") != _CHAT_OBJECT:
+        if type(choice) is not dict or "error" in chunk or chunk.get("object") != self._object:
             return False
         delta = choice.get("delta")
         if type(delta) is not dict or len(delta) != 1 or choice.get("finish_reason") is not None:
