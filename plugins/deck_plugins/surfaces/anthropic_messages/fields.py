@@ -96,7 +96,9 @@ FIELDS = Table(
         Field.tolerated("n", (1,), "one answer per request"),
         *(Field.tolerated(name, (False,), _NO_PLACE, hint=True) for name in sorted(_ROOMLESS)),
         Field.refused("container", "Deck runs no containers"),
-        Field.refused("thread", "not supported; replay the full conversation instead"),
+        Field.refused(
+            "thread", "Deck keeps nothing; send the full conversation, with the SDK's runner by thread=False"
+        ),
         Field.refused("logprobs", _NO_PLACE),
         Field.refused("top_logprobs", _NO_PLACE),
         Field.refused("n_probs", _NO_PLACE),
