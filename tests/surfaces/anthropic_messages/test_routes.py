@@ -80,6 +80,26 @@ def test_a_stream_has_its_headers_and_frames(deck: App) -> None:
     assert check(answer.content).text == "Hello!"
 
 
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"thinking": {"type": "adaptive"}}, "thinking"),
+        ({"output_config": {"effort": "high"}}, "output_config.effort"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "output_config.effort, thinking"),
+    ],
+)
+def test_a_model_that_does_not_think_says_so(tmp_path: Path, fields: dict[str, Any], names: str | None) -> None:
+    plain = 'id = "plain"\n{server}[capabilities]\nreasoning = false\n'
+    with app(tmp_path, profiles={"plain": plain}) as deck:
+        answer = send(deck, json=body(model="plain", **fields))
+        assert answer.headers.get("x-athena-compatibility-ignored") == names
+        sent = deck.fake.chats[-1].json()
+    assert "reasoning_effort" not in sent
+    assert "chat_template_kwargs" not in sent
+
+
 def test_metadata_goes_nowhere(deck: App) -> None:
     answer = send(deck, json=body(metadata={"user_id": '{"device_id":"canary"}'}))
     assert answer.headers["x-athena-compatibility-ignored"] == "metadata"

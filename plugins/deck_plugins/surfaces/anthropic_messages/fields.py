@@ -50,7 +50,7 @@ _PROMPT = (
     Field.mapped("thinking", mapping()),
     Field.mapped("output_config", mapping()),
     Field.mapped("output_format", mapping(), reason="deprecated: read as output_config.format"),
-    Field.mapped("context_management", mapping()),
+    Field.mapped("context_management", mapping(), reason="only clear_thinking_20251015 with keep all, which is listed"),
     Field.mapped("chat_template_kwargs", mapping(), extension=True),
     Field.mapped("reasoning_effort", one_of("none", "minimal", *_EFFORTS), extension=True),
     Field.annotation("cache_control", _CACHE),
@@ -96,7 +96,9 @@ FIELDS = Table(
         Field.tolerated("n", (1,), "one answer per request"),
         *(Field.tolerated(name, (False,), _NO_PLACE, hint=True) for name in sorted(_ROOMLESS)),
         Field.refused("container", "Deck runs no containers"),
-        Field.refused("thread", "not supported; replay the full conversation instead"),
+        Field.refused(
+            "thread", "Deck keeps nothing; send the full conversation, with the SDK's runner by thread=False"
+        ),
         Field.refused("logprobs", _NO_PLACE),
         Field.refused("top_logprobs", _NO_PLACE),
         Field.refused("n_probs", _NO_PLACE),
