@@ -244,6 +244,23 @@ def test_the_object_repeats_what_was_asked_and_what_is_in_effect() -> None:
     assert (found["created_at"], found["completed_at"]) == (1767225600, 1767225607)
 
 
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ("auto", "auto"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "function", "function": {"name": "read_note"}}, {"type": "function", "name": "read_note"}),
+        ({"type": "custom", "name": "apply_patch"}, {"type": "custom", "name": "apply_patch"}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "read_note"}]},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "read_note"}]},
+        ),
+    ],
+)
+def test_the_choice_is_repeated_in_the_wires_form(sent: Any, shown: Any) -> None:
+    assert buffered(CASES["text"], **TOOLS, tool_choice=sent)["tool_choice"] == shown
+
+
 def test_sampling_that_nobody_told_is_llama_cpps() -> None:
     parsed, _ = parse(body(stream=True))
     head = ReplyHead(seed="B" * 40, created=1, model="m1")
