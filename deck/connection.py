@@ -92,6 +92,7 @@ class Connection(asyncio.Protocol):
             self._turn.leave()
         self.resume_writing()
         self._transport.close()
+        del self._parser  # it holds bound methods of this object
 
     def data_received(self, data: bytes) -> None:
         """Parse `data`; refuse when the parser holds too much that is neither a whole head nor a body."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from deck import json
@@ -143,7 +144,8 @@ class _Serving:
             began=time.monotonic(),
             operation=route.operation,
         )
-        self.reply = Reply(send, self._headers, self.turn)
+        # Not a method of this object: what an exchange leaves behind must need no garbage collection.
+        self.reply = Reply(send, partial(_headers_of_answer, self.exchange), self.turn)
         self.is_stream = False
         self.why: Literal["", "client", "shutdown"] = ""
         self.outcome = "ok"
@@ -155,13 +157,6 @@ class _Serving:
         if not self.why:
             self.why = why
             self.task.cancel()
-
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        identity = self.exchange.id.encode()
-        headers = [(name.encode(), identity) for name in self.surface.id_headers]
-        for name, value in self.exchange.report.headers():
-            headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
-        return headers
 
     async def run(self) -> None:
         watcher: asyncio.Task[None] | None = None
@@ -358,6 +353,14 @@ def _ignore_query(query: bytes, report: Report) -> None:
     for item in query.decode("latin-1").split("&")[:_MOST_PARAMETERS]:
         if name := item.partition("=")[0]:
             report.ignored(f"?{name}", "this route reads no query", field="other")
+
+
+def _headers_of_answer(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    identity = exchange.id.encode()
+    headers = [(name.encode(), identity) for name in exchange.surface.id_headers]
+    for name, value in exchange.report.headers():
+        headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
+    return headers
 
 
 def _headers_of(scope: Scope, names: Sequence[str]) -> dict[str, str]:
