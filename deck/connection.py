@@ -238,7 +238,8 @@ class Connection(asyncio.Protocol):
     def _serve(self, turn: Turn, scope: Scope) -> None:
         self._turn = turn
         tasks = self._state.tasks
-        tasks.add(self._loop.create_task(turn.run(self._app, scope, tasks)))
+        turn.task = task = self._loop.create_task(turn.run(self._app, scope, tasks))
+        tasks.add(task)
 
     def _pause_reading(self) -> None:
         if not self._is_paused:

@@ -104,13 +104,13 @@ class _Serving:
     """The life of one exchange; it can be ended from outside, and `why` says who did."""
 
     __slots__ = (
-        "created",
         "endpoint",
         "exchange",
         "feed",
         "finish",
         "headers",
         "is_stream",
+        "now",
         "outcome",
         "receive",
         "reply",
@@ -125,17 +125,17 @@ class _Serving:
     def __init__(
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
         self.endpoint = endpoint
         self.scope = scope
         self.receive = receive
         self.turn: Turn | None = scope.get("deck.turn")
+        task = self.turn.task if self.turn is not None else asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self.now = time.time()
         # Deck's own server writes names in lower case.
         self.headers = headers = by_name(scope) if self.turn is not None else None
         self.surface = surface
-        self.created = int(time.time())
         self.exchange = Exchange(
             id=request_id(scope) if headers is None else request_id_of(headers.get(b"x-request-id")),
             surface=surface,
@@ -191,7 +191,7 @@ class _Serving:
         exchange, endpoint = self.exchange, self.endpoint
         turn, scope, headers = self.turn, self.scope, self.headers
         credentials = credentials_of(scope["headers"]) if headers is None else credentials_by_name(headers)
-        principal = endpoint._tokens.authenticate(credentials, time.time())
+        principal = endpoint._tokens.authenticate(credentials, self.now)
         if principal is None:
             raise DeckError(
                 ErrorKind.AUTHENTICATION,
@@ -279,7 +279,7 @@ class _Serving:
         return state is None or state in _ALIVE or self.exchange.server is None
 
     def _head(self) -> ReplyHead:
-        return ReplyHead(seed=self.exchange.seed, created=self.created, model=self.exchange.model)
+        return ReplyHead(seed=self.exchange.seed, created=int(self.now), model=self.exchange.model)
 
     def _note_first(self, events: list[Event]) -> None:
         for event in events:
