@@ -21,7 +21,7 @@ Check = Callable[[Any, str, Report], Any]
 class Plain:
     """Values that a type takes as they are, so that the reader need not call its check: the usual ones.
 
-    A value is plain if its very type is among `types`, it is among `words`, if there are any, and within `low`…`high`, if
+    A value is plain if its type is among `types`, it is among `words`, if there are any, and within `low`…`high`, if
     they are set; `filled`: and if it is not empty.
     """
 
