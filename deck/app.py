@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from deck import discovery
@@ -215,10 +216,8 @@ def _further_ids(surface: Surface | None, identity: str) -> list[tuple[bytes, by
 
 
 def _is_header_bomb(scope: Scope) -> bool:
-    size = 0
-    for name, value in scope["headers"]:
-        size += len(name) + len(value)
-    return size > _MOST_HEADER_BYTES or len(scope["headers"]) > _MOST_HEADERS
+    headers = scope["headers"]
+    return len(headers) > _MOST_HEADERS or len(b"".join(chain.from_iterable(headers))) > _MOST_HEADER_BYTES
 
 
 def _policy(config: Config) -> Policy:

@@ -92,6 +92,7 @@ class Connection(asyncio.Protocol):
             self._turn.leave()
         self.resume_writing()
         self._transport.close()
+        del self._parser  # it holds bound methods of this object
 
     def data_received(self, data: bytes) -> None:
         """Parse `data`; refuse when the parser holds too much that is neither a whole head nor a body."""
@@ -237,7 +238,8 @@ class Connection(asyncio.Protocol):
     def _serve(self, turn: Turn, scope: Scope) -> None:
         self._turn = turn
         tasks = self._state.tasks
-        tasks.add(self._loop.create_task(turn.run(self._app, scope, tasks)))
+        turn.task = task = self._loop.create_task(turn.run(self._app, scope, tasks))
+        tasks.add(task)
 
     def _pause_reading(self) -> None:
         if not self._is_paused:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from deck import json
@@ -104,13 +105,13 @@ class _Serving:
     """The life of one exchange; it can be ended from outside, and `why` says who did."""
 
     __slots__ = (
-        "created",
         "endpoint",
         "exchange",
         "feed",
         "finish",
         "headers",
         "is_stream",
+        "now",
         "outcome",
         "receive",
         "reply",
@@ -125,17 +126,17 @@ class _Serving:
     def __init__(
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
         self.endpoint = endpoint
         self.scope = scope
         self.receive = receive
         self.turn: Turn | None = scope.get("deck.turn")
+        task = self.turn.task if self.turn is not None else asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self.now = time.time()
         # Deck's own server writes names in lower case.
         self.headers = headers = by_name(scope) if self.turn is not None else None
         self.surface = surface
-        self.created = int(time.time())
         self.exchange = Exchange(
             id=request_id(scope) if headers is None else request_id_of(headers.get(b"x-request-id")),
             surface=surface,
@@ -144,7 +145,8 @@ class _Serving:
             began=time.monotonic(),
             operation=route.operation,
         )
-        self.reply = Reply(send, self._headers, self.turn)
+        # Not a method of this object: what an exchange leaves behind must need no garbage collection.
+        self.reply = Reply(send, partial(_headers_of_answer, self.exchange), self.turn)
         self.is_stream = False
         self.why: Literal["", "client", "shutdown"] = ""
         self.outcome = "ok"
@@ -156,13 +158,6 @@ class _Serving:
         if not self.why:
             self.why = why
             self.task.cancel()
-
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        identity = self.exchange.id.encode()
-        headers = [(name.encode(), identity) for name in self.surface.id_headers]
-        for name, value in self.exchange.report.headers():
-            headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
-        return headers
 
     async def run(self) -> None:
         watcher: asyncio.Task[None] | None = None
@@ -197,7 +192,7 @@ class _Serving:
         exchange, endpoint = self.exchange, self.endpoint
         turn, scope, headers = self.turn, self.scope, self.headers
         credentials = credentials_of(scope["headers"]) if headers is None else credentials_by_name(headers)
-        principal = endpoint._tokens.authenticate(credentials, time.time())
+        principal = endpoint._tokens.authenticate(credentials, self.now)
         if principal is None:
             raise DeckError(
                 ErrorKind.AUTHENTICATION,
@@ -303,7 +298,7 @@ class _Serving:
     def _head(self) -> ReplyHead:
         return ReplyHead(
             seed=self.exchange.seed,
-            created=self.created,
+            created=int(self.now),
             model=self.exchange.model,
             sampling=self._sampling,
             clock=time.time,
@@ -384,6 +379,14 @@ def _ignore_query(query: bytes, report: Report) -> None:
     for item in query.decode("latin-1").split("&")[:_MOST_PARAMETERS]:
         if name := item.partition("=")[0]:
             report.ignored(f"?{name}", "this route reads no query", field="other")
+
+
+def _headers_of_answer(exchange: Exchange) -> list[tuple[bytes, bytes]]:
+    identity = exchange.id.encode()
+    headers = [(name.encode(), identity) for name in exchange.surface.id_headers]
+    for name, value in exchange.report.headers():
+        headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
+    return headers
 
 
 def _headers_of(scope: Scope, names: Sequence[str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ _SECRETS = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 # How Deck itself names requests: no secret looks so, unless an operator chose it.
-_OWN_ID = re.compile(r"req_[0-9a-f]{24}")
+_OWN_LENGTH = 28
 _BARE = re.compile(r"[\w./:@+*\[\]-]+", re.ASCII)
 _EXCHANGE = logging.getLogger("deck.exchange")
 # Loggers whose lines are Deck's; of all others only warnings are of interest.
@@ -176,7 +176,8 @@ class LineFormatter(logging.Formatter):
     def exchange(self, record: ExchangeRecord, now: float) -> str:
         """Return the line of an exchange with its end: what `format` makes of `fields_of`, put together faster."""
         identity = record.id
-        if not _OWN_ID.fullmatch(identity) or any(secret in identity for secret in self._secrets):
+        is_own = len(identity) == _OWN_LENGTH and identity[:4] == "req_" and identity[4:].isalnum()
+        if not is_own or not identity.isascii() or self._holds_secret(identity):
             identity = self._clean(identity)
         words = self._words(
             record.surface,
@@ -187,21 +188,21 @@ class LineFormatter(logging.Formatter):
             record.stream,
             record.lane,
         )
-        line = (
+        prompt, completion, cached = record.prompt_tokens, record.completion_tokens, record.cached_tokens
+        first, finish = record.first_token, record.finish
+        return (
             f"at={_moment(now)} level=info logger=deck.exchange event=exchange id={identity} {words}"
-            f" duration={round(record.duration, 4)} queued={round(record.queued, 4)}"
+            f" duration={_seconds(record.duration)} queued={_seconds(record.queued)}"
+            f"{'' if first is None else f' first_token={_seconds(first)}'}"
+            f"{'' if prompt is None else f' prompt_tokens={prompt}'}"
+            f"{'' if completion is None else f' completion_tokens={completion}'}"
+            f"{'' if cached is None else f' cached_tokens={cached}'}"
+            f"{'' if finish is None else f' finish={self._shown(finish)}'}"
+            f" notes={len(record.notes)}\n"
         )
-        if record.first_token is not None:
-            line += f" first_token={round(record.first_token, 4)}"
-        if record.prompt_tokens is not None:
-            line += f" prompt_tokens={record.prompt_tokens}"
-        if record.completion_tokens is not None:
-            line += f" completion_tokens={record.completion_tokens}"
-        if record.cached_tokens is not None:
-            line += f" cached_tokens={record.cached_tokens}"
-        if record.finish is not None:
-            line += f" finish={self._shown(record.finish)}"
-        return f"{line} notes={len(record.notes)}\n"
+
+    def _holds_secret(self, text: str) -> bool:
+        return bool(self._secrets) and any(secret in text for secret in self._secrets)
 
     def _pairs(
         self, surface: str, model: str, principal: str, outcome: str, status: int, stream: bool, lane: str
@@ -239,9 +240,9 @@ def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
         "status": record.status,
         "stream": "true" if record.stream else "false",
         "lane": record.lane,
-        "duration": _seconds(record.duration),
-        "queued": _seconds(record.queued),
-        "first_token": _seconds(record.first_token),
+        "duration": round(record.duration, 4),
+        "queued": round(record.queued, 4),
+        "first_token": None if record.first_token is None else round(record.first_token, 4),
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "cached_tokens": record.cached_tokens,
@@ -251,12 +252,15 @@ def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _seconds(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _seconds(value: float) -> str:
+    """Return what `str(round(value, 4))` does, for half its price."""
+    text = f"{value:.4f}".rstrip("0")
+    return text + "0" if text[-1] == "." else text
 
 
 def _moment(seconds: float) -> str:
-    return f"{_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+    whole = int(seconds)
+    return f"{_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
 
 
 @lru_cache(maxsize=2)

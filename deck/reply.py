@@ -27,7 +27,12 @@ class Reply:
         turn: the short cut past ASGI, where Deck's own server offers it.
     """
 
-    __slots__ = ("_headers", "_is_writing", "_last", "_loop", "_send", "_task", "_timer", "_turn", "status")
+    # fmt: off
+    __slots__ = (
+        "_frame", "_headers", "_interval", "_is_writing", "_last", "_loop", "_send", "_task", "_timer", "_turn",
+        "status",
+    )
+    # fmt: on
 
     def __init__(
         self, send: Send, headers: Callable[[], Iterable[tuple[bytes, bytes]]], turn: Turn | None = None
@@ -38,6 +43,8 @@ class Reply:
         self.status: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._frame: Callable[[], bytes | None] | None = None
+        self._interval = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_writing = False
         self._last = 0.0
@@ -106,25 +113,29 @@ class Reply:
         """Send `frame()` whenever nothing was sent for `interval` seconds; None = not now."""
         self._loop = loop = asyncio.get_running_loop()
         self._last = loop.time()
+        self._interval = interval
+        self._frame = frame
+        self._timer = loop.call_later(interval, self._tick)
 
-        def tick() -> None:
-            silent = loop.time() - self._last
-            # While a write waits for a slow client a heartbeat would only overtake it.
-            is_free = not self._is_writing and (self._task is None or self._task.done())
-            if silent + 0.001 >= interval and is_free:
-                data = frame()
-                if data:
-                    self._task = loop.create_task(self._write(data))
-                silent = 0.0
-            self._timer = loop.call_later(max(interval - silent, 0.01), tick)
-
-        self._timer = loop.call_later(interval, tick)
+    def _tick(self) -> None:
+        loop, interval = self._loop, self._interval
+        assert loop is not None
+        assert self._frame is not None
+        silent = loop.time() - self._last
+        # While a write waits for a slow client a heartbeat would only overtake it.
+        is_free = not self._is_writing and (self._task is None or self._task.done())
+        if silent + 0.001 >= interval and is_free:
+            data = self._frame()
+            if data:
+                self._task = loop.create_task(self._write(data))
+            silent = 0.0
+        self._timer = loop.call_later(max(interval - silent, 0.01), self._tick)
 
     def quiet(self) -> None:
         """Send no more heartbeats."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer = self._frame = None
 
     async def settle(self) -> None:
         """Wait until a heartbeat that is being written is out, so that nothing is written into its middle."""

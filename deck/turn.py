@@ -57,7 +57,7 @@ class Carrier(Protocol):
 class Turn:
     """A request that is being received and answered; its connection alone fills it.
 
-    `size` is how many bytes of the body wait to be read.
+    `size` is how many bytes of the body wait to be read, `task` the one that answers.
     """
 
     __slots__ = (
@@ -76,6 +76,7 @@ class Turn:
         "keep_alive",
         "on_gone",
         "size",
+        "task",
     )
 
     def __init__(self, carrier: Carrier, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> None:
@@ -89,6 +90,7 @@ class Turn:
         self.is_complete = False
         self.has_news = False
         self.on_gone: Callable[[], None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._pieces: list[bytes] = []
         self.size = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -213,7 +215,7 @@ class Turn:
                 self._give_up()
         finally:
             self.on_gone = None
-            task = asyncio.current_task()
+            task, self.task = self.task, None
             assert task is not None
             tasks.discard(task)
 

@@ -152,16 +152,13 @@ class Reader:
         found = Values({}, {}, path)
         values, plain = found.values, table.plain
         for key, value in body.items():
-            kind = type(value)
             row = plain.get(key)
             if (
                 row is not None
-                and (
-                    kind is row.exact
-                    or (row.all and value is not None)
-                    or (kind is str and value in row.words)
-                    or (kind in row.numbers and row.low <= value <= row.high)
-                )
+                and type(value) in row.types
+                and (row.words is None or value in row.words)
+                and (row.low is None or row.low <= value <= row.high)
+                and (value or not row.filled)
                 and key not in values
             ):
                 values[key] = value

@@ -21,19 +21,20 @@ Check = Callable[[Any, str, Report], Any]
 class Plain:
     """Values that a type takes as they are, so that the reader need not call its check: the usual ones.
 
-    A value is plain if it is not null and `all` are, if its type is `exact`, if it is a string among `words`, or a
-    number of a type among `numbers` within `low`…`high`.
+    A value is plain if its type is among `types`, it is among `words`, if there are any, and within `low`…`high`, if
+    they are set; `filled`: and if it is not empty.
     """
 
-    all: bool = False
-    exact: type | None = None
-    words: frozenset[str] = frozenset()
-    numbers: tuple[type, ...] = ()
-    low: float = 0
+    types: frozenset[type] = frozenset()
+    words: frozenset[str] | None = None
+    low: float | None = None
     high: float = 0
+    filled: bool = False
 
 
 _NOTHING_PLAIN = Plain()
+_STRING: frozenset[type] = frozenset({str})
+_ALL: frozenset[type] = frozenset({str, bool, int, float, list, dict})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def integer(low: int | None = None, high: int | None = INT32_MAX) -> FieldType:
 
 
 def _within(low: float | None, high: float | None, *numbers: type) -> Plain:
-    return _NOTHING_PLAIN if low is None or high is None else Plain(numbers=numbers, low=low, high=high)
+    return _NOTHING_PLAIN if low is None or high is None else Plain(frozenset(numbers), low=low, high=high)
 
 
 def budget() -> FieldType:
@@ -169,7 +170,7 @@ def boolean() -> FieldType:
             raise wrong_type(path, "a boolean", value)
         return value
 
-    return FieldType("boolean", "boolean", check, Plain(exact=bool))
+    return FieldType("boolean", "boolean", check, Plain(frozenset({bool})))
 
 
 def string(*, longest: int | None = None, pattern: str | None = None, empty: bool = True) -> FieldType:
@@ -185,8 +186,8 @@ def string(*, longest: int | None = None, pattern: str | None = None, empty: boo
             raise out_of_range(path, expected, value)
         return value
 
-    is_free = longest is None and compiled is None and empty
-    return FieldType("string", expected[2:], check, Plain(exact=str) if is_free else _NOTHING_PLAIN)
+    is_free = longest is None and compiled is None
+    return FieldType("string", expected[2:], check, Plain(_STRING, filled=not empty) if is_free else _NOTHING_PLAIN)
 
 
 def one_of(*values: str) -> FieldType:
@@ -200,7 +201,7 @@ def one_of(*values: str) -> FieldType:
             raise out_of_range(path, expected, value)
         return value
 
-    return FieldType("string", expected, check, Plain(words=frozenset(values)))
+    return FieldType("string", expected, check, Plain(_STRING, words=frozenset(values)))
 
 
 def strings(*, most: int, or_one: bool = False, known: frozenset[str] | None = None) -> FieldType:
@@ -234,7 +235,7 @@ def mapping() -> FieldType:
             raise wrong_type(path, "an object", value)
         return value
 
-    return FieldType("object", "object", check, Plain(exact=dict))
+    return FieldType("object", "object", check, Plain(frozenset({dict})))
 
 
 def array() -> FieldType:
@@ -245,12 +246,12 @@ def array() -> FieldType:
             raise wrong_type(path, "an array", value)
         return value
 
-    return FieldType("array", "array", check, Plain(exact=list))
+    return FieldType("array", "array", check, Plain(frozenset({list})))
 
 
 def anything(describe: str) -> FieldType:
     """Any JSON value; the surface reads its structure, `describe` says what it takes."""
-    return FieldType("any", describe, lambda value, path, report: value, Plain(all=True))
+    return FieldType("any", describe, lambda value, path, report: value, Plain(_ALL))
 
 
 def logit_bias() -> FieldType:

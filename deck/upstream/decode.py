@@ -48,7 +48,8 @@ class Decoder:
         self._budget = budget
         self._sse = SSEDecoder()
         self._parts = Parts()
-        self._calls = ToolCalls(seed, self._parts)
+        self._seed = seed
+        self._calls: ToolCalls | None = None
         self._is_started = False
         self._reason: FinishReason | None = None
         self._usage: Usage | None = None
@@ -186,6 +187,8 @@ class Decoder:
         if calls:
             if type(calls) is not list or not all(type(entry) is dict for entry in calls):
                 raise _garbage(payload)
+            if self._calls is None:
+                self._calls = ToolCalls(self._seed, self._parts)
             for entry in calls:
                 self._calls.feed(entry)
 
@@ -194,7 +197,8 @@ class Decoder:
             raise _garbage(payload)
         parts = self._parts
         if parts.kind != kind:
-            self._calls.close()
+            if self._calls is not None:
+                self._calls.close()
             parts.open(kind)
         parts.delta(text)
 
@@ -227,12 +231,15 @@ class Decoder:
     def _finish(self) -> None:
         if not self._is_started:
             raise _cut()
-        self._calls.finish(is_cut=self._reason is FinishReason.LENGTH)
+        calls = self._calls
+        if calls is not None:
+            calls.finish(is_cut=self._reason is FinishReason.LENGTH)
         self._parts.finish()
         usage = self._usage or _counted(self._timings or {})
         reason = self._reason or FinishReason.STOP
         if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
-            reason = FinishReason.TOOL_CALLS if self._calls.count else FinishReason.STOP
+            has_calls = calls is not None and calls.count
+            reason = FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
         if self._prefill_only:
             reason, usage = FinishReason.LENGTH, Usage(usage.prompt, 0, usage.cached)
         elif reason is FinishReason.LENGTH and usage.completion and _is_below(usage.completion, self._budget):

@@ -53,6 +53,8 @@ def render(answer: Answer, parsed: Parsed, head: ReplyHead) -> dict[str, Any]:
 
 
 def _message(answer: Answer, reply: Reply) -> dict[str, Any]:
+    if len(answer.parts) == 1 and isinstance(answer.parts[0], Text):
+        return {"role": "assistant", "content": answer.parts[0].text, "refusal": None}
     text = "".join(part.text for part in answer.parts if isinstance(part, Text))
     thought = "".join(part.text for part in answer.parts if isinstance(part, Reasoning))
     calls = [part for part in answer.parts if isinstance(part, ToolCall)]
@@ -75,6 +77,8 @@ def _message(answer: Answer, reply: Reply) -> dict[str, Any]:
 
 def finish_reason(reason: FinishReason, reply: Reply) -> str:
     """Return the wire's word; a client that used `functions` gets `function_call` back."""
+    if reason is FinishReason.STOP:
+        return "stop"
     if reason is FinishReason.TOOL_CALLS and reply.legacy_functions:
         return "function_call"
     return _FINISH[reason]
