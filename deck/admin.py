@@ -16,6 +16,7 @@ from deck.body import read_body
 from deck.canon.request import Part
 from deck.config import Config
 from deck.contracts import Facts, Surface
+from deck.control import Control
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
 from deck.metrics import Metrics
@@ -47,11 +48,14 @@ class Raw:
 class Admin:
     """Serves the fixed routes; `find` tells which of them a path is."""
 
-    def __init__(self, config: Config, tokens: TokenStore, pipeline: Pipeline, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, tokens: TokenStore, pipeline: Pipeline, metrics: Metrics, control: Control
+    ) -> None:
         self._config = config
         self._tokens = tokens
         self._pipeline = pipeline
         self._metrics = metrics
+        self._control = control
         self._routes: dict[str, dict[str, Handler]] = {
             "/capabilities": {"GET": self._capabilities},
             "/models": {"GET": self._models},
@@ -68,12 +72,22 @@ class Admin:
             return self._routes[path]
         if path.startswith("/models/") and len(path) > len("/models/"):
             return {"GET": self._model}
-        return None
+        controls = self._control.find(path)
+        if controls is None:
+            return None
+        return {method: self._operated(handler) for method, handler in controls.items()}
+
+    def _operated(self, handler: Callable[[Scope, Receive], Awaitable[Answer]]) -> Handler:
+        async def guarded(scope: Scope, receive: Receive, principal: Principal) -> Answer:
+            _need_operator(principal)
+            return await handler(scope, receive)
+
+        return guarded
 
     def paths(self) -> list[tuple[str, str]]:
         """Return every route as (method, path), for documents and for the test that walks them without a token."""
         fixed = [(method, path) for path, methods in self._routes.items() for method in methods]
-        return [*fixed, ("GET", "/models/x")]
+        return [*fixed, ("GET", "/models/x"), *self._control.paths()]
 
     def authenticate(self, scope: Scope) -> Principal:
         """Return who asks.

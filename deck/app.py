@@ -16,17 +16,20 @@ from typing import Any
 from deck import discovery
 from deck.admin import Admin, send_answer
 from deck.body import ClientGone
-from deck.catalog import Catalog
+from deck.catalog import Catalog, CatalogError
 from deck.config import Config
 from deck.contracts import Launcher, Route, Surface
+from deck.control import Control
 from deck.endpoint import Endpoint, error_headers
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
+from deck.loading import LoadError, load_catalog
 from deck.media import ImageFetcher
 from deck.metrics import Metrics
 from deck.pipeline import Pipeline
 from deck.plugins import Plugins
-from deck.profile import Profile
+from deck.profile import Profile, ProfileError
+from deck.reload import Change, compare
 from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
 from deck.servers import LocalLauncher
@@ -84,13 +87,44 @@ class Deck:
         self.pipeline = Pipeline(catalog, plugins, self.board, client, images=self._images, lenient=lenient)
         watching = [self.metrics, *observers, *plugins.observers]
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
-        self.admin = Admin(config, tokens, self.pipeline, self.metrics)
+        self.control = Control(self.pipeline, self.reload)
+        self.admin = Admin(config, tokens, self.pipeline, self.metrics, self.control)
         self._surfaces: Mapping[str, Surface] = {path: found[0] for path, found in plugins.routes.items()}
         self._routes: Mapping[str, Route] = {path: found[1] for path, found in plugins.routes.items()}
         self._stack = contextlib.AsyncExitStack()
 
     def _launcher_of(self, profile: Profile) -> Launcher:
         return self.plugins.launcher(profile) or self._launcher
+
+    def reload(self, *, dry_run: bool = False) -> Change:
+        """Read the profiles anew and go on with them; running answers go on, and so do servers launched the same way.
+
+        Args:
+            dry_run: only tell what would change.
+
+        Raises:
+            DeckError: a profile is wrong; nothing has changed.
+        """
+        old = self.pipeline.catalog
+        try:
+            new = load_catalog(self.config, self.plugins)
+        except (LoadError, ProfileError, CatalogError) as exc:
+            raise invalid(f"nothing is reloaded: {exc}") from exc
+        change = compare(old, new)
+        if dry_run or change.is_empty:
+            return change
+        self.pipeline.renew(new)
+        self.metrics.know(profile.id for profile in new.profiles)
+        for profile in new.profiles:
+            if profile.id in change.relaunched or profile.id in change.changed:
+                self.board.renew(profile, relaunch=profile.id in change.relaunched)
+        for name in change.removed:
+            self.board.remove(name)
+        for profile in new.profiles:
+            if profile.schedule.preload:
+                self.board.preload(profile)
+        _log.info("reloaded: %s", change.shown())
+        return change
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""

@@ -7,18 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deck import __version__, cli_token, json
+from deck import __version__, cli_servers, cli_token, json
 from deck.admin import explain
 from deck.catalog import CatalogError
+from deck.cli_servers import AskError
 from deck.config import Config, ConfigError
 from deck.contracts import Facts
 from deck.errors import DeckError
+from deck.loading import LoadError, load
 from deck.plugins import PluginError, Plugins
 from deck.profile import Profile, ProfileError
-from deck.serve import StartError, configuration, load, serve
+from deck.serve import StartError, configuration, serve
 
 _RAW = argparse.RawDescriptionHelpFormatter
-_FAULTS = (ConfigError, CatalogError, ProfileError, PluginError, StartError)
+_FAULTS = (ConfigError, CatalogError, ProfileError, PluginError, LoadError, StartError, AskError)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     _profiles(commands)
     _plugins(commands)
     cli_token.add(commands)
+    cli_servers.add(commands)
     _add_plugin_commands(commands)
     return top
 

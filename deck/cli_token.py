@@ -115,7 +115,7 @@ def _store(arguments: argparse.Namespace) -> TokenStore:
 def _warn_of_unknown(arguments: argparse.Namespace) -> None:
     """Say which of the models are no ids, so that the token would reach nothing by them."""
     from deck.config import load_config
-    from deck.serve import load
+    from deck.loading import load
 
     file = Path(arguments.config) if arguments.config else None
     _, catalog = load(load_config(file, os.environ, {"state": arguments.state}))

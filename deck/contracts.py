@@ -16,6 +16,8 @@ from deck.normalize.fields import Table
 from deck.normalize.report import Report
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deck.profile import Profile
 
 
@@ -87,6 +89,11 @@ class Server(Protocol):
     @property
     def reason(self) -> str | None:
         """Why the server failed or ended, with its last log lines, for the client's error."""
+        ...
+
+    @property
+    def log(self) -> Path | None:
+        """The file of what its process prints, None = there is none here."""
         ...
 
     def memory(self) -> int | None:

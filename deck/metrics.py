@@ -111,6 +111,14 @@ class Metrics:
         of = self._tokens.cell
         return of(model, "prompt"), of(model, "completion"), of(model, "cached")
 
+    def know(self, models: Iterable[str]) -> None:
+        """Take the ids of a new catalog: models that are gone keep their counts."""
+        new = sorted(set(models) - self._models)
+        self._models = self._models.union(new)
+        self._watched.models = sorted(self._models)
+        for model in new:
+            self._directions(model)
+
     def watch(self, states: States, depth: Reading, streams: Reading = lambda: 0) -> None:
         """Say where to read, at each scrape, the servers' states, the queue's depth and how many streams are open."""
         self._watched.states, self._watched.depth, self._watched.streams = states, depth, streams
@@ -238,7 +246,7 @@ class _Watched(Collector):
     """Gauges that are read, not written: whoever owns the state is asked at each scrape."""
 
     def __init__(self, models: Collection[str]) -> None:
-        self._models = models
+        self.models = models
         self.states: States = dict
         self.depth: Reading = lambda: 0
         self.streams: Reading = lambda: 0
@@ -251,7 +259,7 @@ class _Watched(Collector):
         """Read everything once."""
         states = self.states()
         servers = GaugeMetricFamily("deck_server_state", "1 for the state a server is in.", labels=["model", "state"])
-        for model in self._models:
+        for model in self.models:
             current = states.get(model, ServerState.STOPPED)
             for state in ServerState:
                 servers.add_metric([model, state.value], float(state is current))

@@ -108,6 +108,11 @@ class Pipeline:
         self._clock = clock
         self._families: dict[str, tuple[Facts, Family, str]] = {}
 
+    def renew(self, catalog: Catalog) -> None:
+        """Serve the models of another catalog from now on; exchanges that run keep their profile."""
+        self.catalog = catalog
+        self._families.clear()
+
     def prepare(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """Parse the body, resolve its model, and check what can be checked before anything is started.
 

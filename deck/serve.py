@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import logging
 import math
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -19,16 +21,14 @@ import uvicorn
 
 from deck import __version__, logs
 from deck.app import Deck
-from deck.catalog import Catalog, shipped_dir
+from deck.catalog import Catalog
 from deck.config import Config, default_state, load_config
 from deck.connection import Connection
 from deck.errors import DeckError
-from deck.normalize.report import Report
-from deck.normalize.sampling import SAMPLING, SAMPLING_NAMES
-from deck.plugins import Plugins
-from deck.profile import Profile, unknown_sampling
+from deck.loading import load
 from deck.tokens import TokenStore
 
+_log = logging.getLogger("deck.serve")
 _BACKLOG = 2048
 _GC_THRESHOLDS = (5000, 20, 20)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -53,48 +53,6 @@ def configuration(arguments: argparse.Namespace) -> Config:
     return load_config(Path(file) if file else None, os.environ, overrides_of(arguments))
 
 
-def load(config: Config) -> tuple[Plugins, Catalog]:
-    """Return plugins and models.
-
-    Raises:
-        StartError: a profile names a sampling field that Deck does not know, or a family that no plugin has.
-    """
-    plugins = Plugins(config)
-    catalog = Catalog.load([shipped_dir(), *plugins.profile_dirs(), *config.profiles])
-    for profile in catalog.profiles:
-        unknown = unknown_sampling(profile, SAMPLING_NAMES)
-        if unknown:
-            raise StartError(f"{profile.source}: {', '.join(unknown)}: not a sampling field Deck knows")
-        wrong = _wrong_values(profile)
-        if wrong:
-            raise StartError(f"{profile.source}: {wrong}")
-        if profile.family is not None and profile.family not in plugins.families:
-            known = ", ".join(sorted(plugins.families))
-            raise StartError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
-    for family in plugins.families.values():
-        unknown = sorted(set(family.defaults()) - SAMPLING_NAMES)
-        if unknown:
-            raise StartError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
-    return plugins, catalog
-
-
-def _wrong_values(profile: Profile) -> str | None:
-    """Return what is wrong with a profile's own sampling values: the client must not be blamed for them."""
-    types = {field.name: field.type for field in SAMPLING}
-    for section in ("defaults", "force"):
-        for name, value in getattr(profile, section).items():
-            try:
-                types[name].check(value, f"{section}.{name}", Report())
-            except DeckError as error:
-                return error.message
-    for name, value in profile.limits.items():
-        if types[name].json not in ("integer", "number"):
-            return f"limits.{name}: only a number can be limited"
-        if name == "max_tokens" and value < 1:
-            return "limits.max_tokens: must be at least 1"
-    return None
-
-
 def token_store(config: Config, environ: Mapping[str, str] = os.environ) -> TokenStore:
     """Return the tokens of a state directory, and the one of the environment."""
     return TokenStore(config.state / "tokens.json", environ.get("DECK_TOKEN") or None)
@@ -116,7 +74,15 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             _spare_the_collector()
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
             self._on_started()
+
+    def _reload(self) -> None:
+        try:
+            self._deck.reload()
+        except DeckError as error:
+            _log.error("%s", error.message)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:

@@ -87,7 +87,7 @@ def app(
         texts = {"m1": f'id = "m1"\naliases = ["first"]\n{server}', "m2": f'id = "m2"\n{server}', **(profiles or {})}
         for name, text in texts.items():
             (directory / f"{name}.toml").write_text(text.replace("{server}", server), encoding="utf-8")
-        config = Config(state=tmp / "state", **settings)
+        config = Config(state=tmp / "state", profiles=(directory,), **settings)
         clock = Clock()
         tokens = TokenStore(config.state / "tokens.json", TOKEN, clock=clock)
         deck = Deck(config, Catalog.load([directory]), Plugins(config, points), tokens)

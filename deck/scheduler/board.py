@@ -76,6 +76,10 @@ class Board:
         """Return the profile's server if there is one, for reading only."""
         return self._servers.get(profile)
 
+    def running(self, profile: str) -> int:
+        """Return how many exchanges use a profile's server."""
+        return self._policy.running(profile)
+
     def waiting(self) -> list[Waiting]:
         """Return who waits, in the order in which they are served."""
         return self._policy.waiting(asyncio.get_running_loop().time())
@@ -89,17 +93,20 @@ class Board:
         known = self._models.get(profile)
         return known[1].memory if known else None
 
-    def admit(self, profile: Profile, token: str = "", *, credit: int = 0) -> Admission:
+    def admit(self, profile: Profile, token: str = "", *, credit: int = 0, again: bool = False) -> Admission:
         """Wait for a slot of the profile's server and hold it; leaving while waiting gives the place up.
 
         Args:
             profile: what is wanted.
             token: who wants it, for its share.
             credit: most tokens it may come to occupy.
+            again: earlier failures are forgotten: an operator wants it tried.
 
         Raises:
             DeckError: the queue is full, the wait too long, or the server does not start.
         """
+        if again:
+            self._policy.forgive(profile.id)
         return Admission(self, profile, token, credit)
 
     async def acquire(self, profile: Profile, token: str = "", credit: int = 0) -> tuple[Ticket, Server]:
@@ -165,6 +172,32 @@ class Board:
     def unload(self, profile: str) -> None:
         """Stop a server as soon as nobody uses it."""
         self._execute(self._policy.unload(profile, asyncio.get_running_loop().time()))
+
+    def renew(self, profile: Profile, *, relaunch: bool) -> None:
+        """Take a changed profile: a server that it still launches goes on under it, any other stops when it is free."""
+        known = self._models.pop(profile.id, None)
+        if known is None:
+            return
+        self._model(profile)
+        self._policy.forgive(profile.id)
+        if relaunch:
+            self.unload(profile.id)
+        elif (server := self._servers.get(profile.id)) is not None:
+            server.profile = profile
+
+    def remove(self, profile: str) -> None:
+        """Refuse who waits for a profile that is gone, and stop its server when it is free."""
+        error = DeckError(ErrorKind.MODEL_NOT_FOUND, f"the model {profile!r} was removed", param="model")
+        self._execute(self._policy.remove(profile, error, asyncio.get_running_loop().time()))
+
+    async def unload_now(self, profile: str) -> None:
+        """Stop a server at once; whoever uses it is told that it was stopped."""
+        self.unload(profile)
+        server = self._servers.get(profile)
+        if server is not None and server.state is ServerState.READY:
+            self._on_gone(server)
+            await server.stop(grace=self._grace)
+            self._execute(self._policy.stopped(profile, asyncio.get_running_loop().time()))
 
     def _execute(self, commands: Iterable[Command]) -> None:
         self._carry_out(commands)

@@ -194,6 +194,13 @@ class Policy:
             resident.is_unwanted = True
         return self._advance(now)
 
+    def remove(self, profile: str, error: DeckError, now: float) -> list[Command]:
+        """Refuse who waits for a model that is gone, and stop its server as soon as nobody uses it."""
+        self.forgive(profile)
+        refused = [ticket for ticket in self._queue if ticket.profile == profile]
+        self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
+        return [*(Refuse(ticket, error) for ticket in refused), *self.unload(profile, now)]
+
     def idle(self, profile: str, now: float) -> list[Command]:
         """Note that a server's idle time is over; one that is in use or wanted stays."""
         resident = self._residents.get(profile)

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -83,6 +84,11 @@ class Process:
     def reason(self) -> str | None:
         """Why it failed or ended, with its last log lines."""
         return self._reason
+
+    @property
+    def log(self) -> Path | None:
+        """The file of what the process prints."""
+        return self._place.log if self._place is not None else None
 
     @property
     def pid(self) -> int | None:

@@ -60,6 +60,10 @@ class Remote:
         """Why it could not be used."""
         return self._reason
 
+    @property
+    def log(self) -> None:
+        """None: what it prints stays where it runs."""
+
     def memory(self) -> int | None:
         """Return None: it takes no memory here."""
         return None

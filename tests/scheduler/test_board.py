@@ -34,6 +34,7 @@ class Played:
         self.key: str | None = None
         self.reason: str | None = None
         self.takes: int | None = None
+        self.log = None
         self._faults = faults
         self._ended = asyncio.Event()
 

@@ -1,0 +1,171 @@
+"""`deck ps`, `load`, `unload`, `logs` and `reload`: what an operator does to a running Deck, over its own HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deck.config import load_config
+
+_RAW = argparse.RawDescriptionHelpFormatter
+_FOLLOW = 1.0
+_COLUMNS = ("MODEL", "STATE", "RUNNING", "WAITING", "SLOTS", "MEMORY", "NOTE")
+_MIB = 1 << 20
+
+
+class AskError(Exception):
+    """A running Deck could not be asked, or said no; the message says why."""
+
+
+def add(subparsers: Any) -> None:
+    """Add the commands to those of `deck`."""
+    _command(subparsers, "ps", _run_ps, "list the models and what their servers do", "deck ps")
+    load = _command(
+        subparsers, "load", _run_load, "load a model now", "deck load qwen3-coder-30b", "Failures before are forgotten."
+    )
+    unload = _command(
+        subparsers,
+        "unload",
+        _run_unload,
+        "unload a model",
+        "deck unload qwen3-coder-30b --now",
+        "Running answers end first; new requests for it wait, and load it again.",
+    )
+    unload.add_argument("--now", action="store_true", help="stop it at once; running answers end in an error")
+    logs = _command(subparsers, "logs", _run_logs, "show what a model's llama-server prints", "deck logs -f demo")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on showing what comes")
+    logs.add_argument("-n", "--lines", type=int, default=100, help="how many last lines (default 100)")
+    for command in (load, unload, logs):
+        command.add_argument("model", metavar="MODEL", help="its id or an alias")
+    reload = _command(
+        subparsers,
+        "reload",
+        _run_reload,
+        "read the profiles anew",
+        "deck reload --diff",
+        "All profiles are checked first: if one is wrong, nothing changes. Servers that are launched the same way\n"
+        "go on, with their answers; others stop when nobody uses them. Configuration and plugins need a restart.",
+    )
+    reload.add_argument("--diff", action="store_true", help="only show what would change")
+
+
+def _command(subparsers: Any, name: str, run: Any, what: str, example: str, more: str = "") -> Any:
+    command = subparsers.add_parser(
+        name,
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.\n{more}".rstrip()
+        + "\n\nIt asks a running Deck, with an admin token from the variable DECK_TOKEN or from --token-file.",
+        epilog=f"example:\n  {example}",
+        formatter_class=_RAW,
+    )
+    command.add_argument("--url", help="where Deck listens; default: host and port of the configuration")
+    command.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds an admin token")
+    command.add_argument("--config", metavar="FILE", help="deck.toml that says where Deck listens")
+    command.set_defaults(run=run)
+    return command
+
+
+def _run_ps(arguments: argparse.Namespace) -> int:
+    rows = [_COLUMNS, *(_row(item) for item in _ask(arguments, "GET", "")["servers"])]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _row(server: Mapping[str, Any]) -> tuple[str, ...]:
+    memory, expected = server["memory"], server["expected_memory"]
+    shown = f"{memory / _MIB:.0f} MiB" if memory else f"~{expected / _MIB:.0f} MiB" if expected else "-"
+    note = "pinned" if server["pinned"] else ""
+    if server["failures"]:
+        note = f"failed {server['failures']} times, tried again in {server['retry_in']} s"
+    return (
+        server["id"],
+        server["state"],
+        str(server["running"]),
+        str(server["waiting"]),
+        str(server["slots"] or "-"),
+        shown,
+        note,
+    )
+
+
+def _run_load(arguments: argparse.Namespace) -> int:
+    print(f"loading {arguments.model} …", file=sys.stderr)
+    print(_ask(arguments, "POST", f"/{arguments.model}/load")["state"])
+    return 0
+
+
+def _run_unload(arguments: argparse.Namespace) -> int:
+    query = "?now" if arguments.now else ""
+    print(_ask(arguments, "POST", f"/{arguments.model}/unload{query}")["state"])
+    return 0
+
+
+def _run_logs(arguments: argparse.Namespace) -> int:
+    found = _ask(arguments, "GET", f"/{arguments.model}/log?lines={max(1, arguments.lines)}")
+    while True:
+        for line in found["lines"]:
+            print(line, flush=True)
+        if not arguments.follow:
+            return 0
+        try:
+            time.sleep(_FOLLOW)
+        except KeyboardInterrupt:
+            return 0
+        found = _ask(arguments, "GET", f"/{arguments.model}/log?after={found['after']}")
+
+
+def _run_reload(arguments: argparse.Namespace) -> int:
+    query = "?dry_run" if arguments.diff else ""
+    change = _ask(arguments, "POST", query, base="/deck/reload")
+    words = {"added": "new", "removed": "gone", "relaunched": "launched anew", "changed": "changed, server kept"}
+    lines = [f"{word}: {', '.join(change[key])}" for key, word in words.items() if change[key]]
+    print("\n".join(lines) or "nothing has changed")
+    return 0
+
+
+def _ask(arguments: argparse.Namespace, method: str, path: str, *, base: str = "/deck/servers") -> dict[str, Any]:
+    url = arguments.url or _address(arguments)
+    try:
+        answer = httpx.request(
+            method,
+            f"{url.rstrip('/')}{base}{path}",
+            headers={"authorization": f"Bearer {_token(arguments)}"},
+            timeout=None,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise AskError(f"no Deck answers at {url}: {exc}; is it running? Name another with --url") from exc
+    try:
+        body = answer.json()
+    except ValueError:
+        raise AskError(f"what answers at {url} is no Deck") from None
+    if answer.status_code != 200:
+        raise AskError(body.get("error", {}).get("message", f"status {answer.status_code}"))
+    found: dict[str, Any] = body
+    return found
+
+
+def _address(arguments: argparse.Namespace) -> str:
+    config = load_config(Path(arguments.config) if arguments.config else None, os.environ)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    return f"http://[{host}]:{config.port}" if ":" in host else f"http://{host}:{config.port}"
+
+
+def _token(arguments: argparse.Namespace) -> str:
+    if arguments.token_file is not None:
+        try:
+            return str(arguments.token_file.read_text(encoding="utf-8").strip())
+        except OSError as exc:
+            raise AskError(f"{arguments.token_file} cannot be read: {exc.strerror}") from exc
+    token = os.environ.get("DECK_TOKEN", "")
+    if not token:
+        raise AskError("no token: put an admin token into DECK_TOKEN, or name a file with --token-file")
+    return token

@@ -1,0 +1,145 @@
+"""What operators do to running servers: list, load, unload, read logs, reload profiles. For admin tokens only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from deck.contracts import ServerState
+from deck.errors import DeckError, ErrorKind, invalid
+from deck.http import Receive, Scope, normal_path
+from deck.pipeline import Pipeline
+from deck.profile import Profile
+from deck.reload import Change
+
+Answer = tuple[int, Any]
+Handler = Callable[[Scope, Receive], Awaitable[Answer]]
+
+_SERVERS = "/deck/servers"
+_MOST_LINES = 10_000
+_MOST_BYTES = 1 << 20
+
+
+class Control:
+    """Serves the routes that change what runs; whoever routes has checked that the token is an admin's.
+
+    Args:
+        pipeline: holds the catalog and the board.
+        reload: reads the profiles anew, or tells what would change.
+    """
+
+    def __init__(self, pipeline: Pipeline, reload: Callable[..., Change]) -> None:
+        self._pipeline = pipeline
+        self._reload = reload
+
+    def find(self, path: str) -> dict[str, Handler] | None:
+        """Return the methods of a normal path, None = not a route of this module."""
+        if path == _SERVERS:
+            return {"GET": self._list}
+        if path == "/deck/reload":
+            return {"POST": self._read_anew}
+        if not path.startswith(f"{_SERVERS}/"):
+            return None
+        match path.rpartition("/")[2]:
+            case "load":
+                return {"POST": self._load}
+            case "unload":
+                return {"POST": self._unload}
+            case "log":
+                return {"GET": self._log}
+            case _:
+                return None
+
+    def paths(self) -> list[tuple[str, str]]:
+        """Return every route as (method, path)."""
+        one = f"{_SERVERS}/x"
+        return [
+            ("GET", _SERVERS),
+            ("POST", f"{one}/load"),
+            ("POST", f"{one}/unload"),
+            ("GET", f"{one}/log"),
+            ("POST", "/deck/reload"),
+        ]
+
+    async def _list(self, scope: Scope, receive: Receive) -> Answer:
+        return 200, {"servers": [self._shown(profile) for profile in self._pipeline.catalog.profiles]}
+
+    def _shown(self, profile: Profile) -> dict[str, Any]:
+        board = self._pipeline.board
+        server = board.server(profile.id)
+        waiting = [item for item in board.waiting() if item.ticket.profile == profile.id]
+        held_off = board.quarantined().get(profile.id)
+        return {
+            "id": profile.id,
+            "kind": profile.kind,
+            "state": (server.state if server is not None else ServerState.STOPPED).value,
+            "running": board.running(profile.id),
+            "waiting": len(waiting),
+            "slots": server.facts.slots if server is not None else None,
+            "memory": server.memory() if server is not None else None,
+            "expected_memory": board.memory(profile.id),
+            "pinned": profile.schedule.pinned,
+            "reason": server.reason if server is not None else None,
+            "failures": held_off[0] if held_off else 0,
+            "retry_in": round(held_off[1], 1) if held_off else None,
+        }
+
+    def _named(self, scope: Scope) -> Profile:
+        path = normal_path(scope["path"])
+        name = unquote(path.removeprefix(f"{_SERVERS}/").rpartition("/")[0])
+        match = self._pipeline.catalog.resolve(name)
+        if match is None:
+            raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
+        return match.profile
+
+    async def _load(self, scope: Scope, receive: Receive) -> Answer:
+        profile, board = self._named(scope), self._pipeline.board
+        async with board.admit(profile, again=True):
+            return 200, self._shown(profile)
+
+    async def _unload(self, scope: Scope, receive: Receive) -> Answer:
+        profile, board = self._named(scope), self._pipeline.board
+        if "now" in _query(scope):
+            await board.unload_now(profile.id)
+        else:
+            board.unload(profile.id)
+        return 200, self._shown(profile)
+
+    async def _log(self, scope: Scope, receive: Receive) -> Answer:
+        profile, query = self._named(scope), _query(scope)
+        server = self._pipeline.board.server(profile.id)
+        path = server.log if server is not None else None
+        if path is None or not path.is_file():
+            raise DeckError(ErrorKind.NOT_FOUND, f"the model {profile.id!r} has no log: it was not started here yet")
+        after = _number(query, "after", None)
+        lines = _number(query, "lines", 100) or 100
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            # A log that was rotated meanwhile is shorter than what was read of it.
+            begin = (
+                after if after is not None and after <= size else 0 if after is not None else max(0, size - _MOST_BYTES)
+            )
+            file.seek(begin)
+            content = file.read(_MOST_BYTES)
+        text = content.decode("utf-8", "replace")
+        shown = text.splitlines() if after is not None else list(deque(text.splitlines(), min(lines, _MOST_LINES)))
+        return 200, {"id": profile.id, "lines": shown, "after": begin + len(content)}
+
+    async def _read_anew(self, scope: Scope, receive: Receive) -> Answer:
+        is_dry = "dry_run" in _query(scope)
+        return 200, {"dry_run": is_dry, **self._reload(dry_run=is_dry).shown()}
+
+
+def _query(scope: Scope) -> dict[str, list[str]]:
+    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=16)
+
+
+def _number(query: dict[str, list[str]], name: str, default: int | None) -> int | None:
+    if name not in query:
+        return default
+    text = query[name][0]
+    if not text.isdecimal():
+        raise invalid(f"{name}: expected a whole number, got {text[:20]!r}", name)
+    return int(text)

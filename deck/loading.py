@@ -1,0 +1,71 @@
+"""Plugins and models, loaded and checked against each other: what `deck serve` starts with and a reload reads anew."""
+
+from __future__ import annotations
+
+from deck.catalog import Catalog, shipped_dir
+from deck.config import Config
+from deck.errors import DeckError
+from deck.normalize.report import Report
+from deck.normalize.sampling import SAMPLING, SAMPLING_NAMES
+from deck.plugins import Plugins
+from deck.profile import Profile, unknown_sampling
+
+
+class LoadError(Exception):
+    """Plugins and profiles do not fit together; the message names the file and what to change."""
+
+
+def load(config: Config) -> tuple[Plugins, Catalog]:
+    """Return plugins and models.
+
+    Raises:
+        LoadError: a profile or a family says something that nothing knows.
+        PluginError: a plugin cannot be used.
+        ProfileError: a file cannot be used.
+        CatalogError: names clash.
+    """
+    plugins = Plugins(config)
+    for family in plugins.families.values():
+        unknown = sorted(set(family.defaults()) - SAMPLING_NAMES)
+        if unknown:
+            raise LoadError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
+    return plugins, load_catalog(config, plugins)
+
+
+def load_catalog(config: Config, plugins: Plugins) -> Catalog:
+    """Read every profile and check it against the plugins.
+
+    Raises:
+        LoadError: a profile names a sampling field or a family that nothing knows, or a value out of range.
+        ProfileError: a file cannot be used.
+        CatalogError: names clash.
+    """
+    catalog = Catalog.load([shipped_dir(), *plugins.profile_dirs(), *config.profiles])
+    for profile in catalog.profiles:
+        unknown = unknown_sampling(profile, SAMPLING_NAMES)
+        if unknown:
+            raise LoadError(f"{profile.source}: {', '.join(unknown)}: not a sampling field Deck knows")
+        wrong = _wrong_values(profile)
+        if wrong:
+            raise LoadError(f"{profile.source}: {wrong}")
+        if profile.family is not None and profile.family not in plugins.families:
+            known = ", ".join(sorted(plugins.families))
+            raise LoadError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
+    return catalog
+
+
+def _wrong_values(profile: Profile) -> str | None:
+    """Return what is wrong with a profile's own sampling values: the client must not be blamed for them."""
+    types = {field.name: field.type for field in SAMPLING}
+    for section in ("defaults", "force"):
+        for name, value in getattr(profile, section).items():
+            try:
+                types[name].check(value, f"{section}.{name}", Report())
+            except DeckError as error:
+                return error.message
+    for name, value in profile.limits.items():
+        if types[name].json not in ("integer", "number"):
+            return f"limits.{name}: only a number can be limited"
+        if name == "max_tokens" and value < 1:
+            return "limits.max_tokens: must be at least 1"
+    return None

@@ -1,0 +1,65 @@
+"""What a new set of profiles changes: which models come, go, must be launched anew, or only answer differently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from deck.catalog import Catalog
+from deck.profile import Profile
+
+# Keys of `[server]` that do not reach the process or the address: a running server goes on under new ones.
+_NOT_LAUNCHED = frozenset({"ttl", "memory", "load_timeout", "stall_timeout", "log_lines", "load_to_count"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a reload does, as ids of profiles.
+
+    Args:
+        added: new models.
+        removed: models that are gone; their servers stop when nobody uses them.
+        relaunched: models whose server is started another way; it stops when nobody uses it, and starts when wanted.
+        changed: models whose server, running or not, stays as it is.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    relaunched: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing differs."""
+        return not (self.added or self.removed or self.relaunched or self.changed)
+
+    def shown(self) -> dict[str, list[str]]:
+        """Return it as JSON."""
+        return {
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "relaunched": list(self.relaunched),
+            "changed": list(self.changed),
+        }
+
+
+def compare(old: Catalog, new: Catalog) -> Change:
+    """Return what changes between two sets of profiles."""
+    before = {profile.id: profile for profile in old.profiles}
+    after = {profile.id: profile for profile in new.profiles}
+    both = [name for name in before if name in after]
+    relaunched = [name for name in both if launch_of(before[name]) != launch_of(after[name])]
+    return Change(
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+        relaunched=tuple(relaunched),
+        changed=tuple(
+            name for name in both if name not in relaunched and before[name].model_dump() != after[name].model_dump()
+        ),
+    )
+
+
+def launch_of(profile: Profile) -> dict[str, Any]:
+    """Return all of a profile that its server is started by; the file's directory is that of the process."""
+    server = profile.server.model_dump(exclude=set(_NOT_LAUNCHED))
+    return {**server, "directory": str(profile.source.absolute().parent), "kind": profile.kind}

@@ -1,0 +1,189 @@
+"""A reload: what it changes, that a wrong profile changes nothing, and that answers go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_support import TOKEN, App, app, error_of
+
+from deck.catalog import Catalog
+from deck.errors import DeckError
+from deck.profile import Profile
+from deck.reload import Change, compare
+from deck.testing.fake_llama import Received, Reply, say
+
+
+def profile(name: str, **more: Any) -> Profile:
+    server = {"model": f"/{name}.gguf", **more.pop("server", {})}
+    return Profile.model_validate({"id": name, "server": server, **more})
+
+
+def changed(old: Profile, new: Profile) -> Change:
+    return compare(Catalog([old]), Catalog([new]))
+
+
+def test_what_comes_and_goes() -> None:
+    change = compare(Catalog([profile("a"), profile("b")]), Catalog([profile("b"), profile("c")]))
+    assert change == Change(added=("c",), removed=("a",))
+
+
+def test_the_same_changes_nothing() -> None:
+    assert changed(profile("a"), profile("a")).is_empty
+
+
+@pytest.mark.parametrize(
+    "server", [{"ctx_size": 8192}, {"parallel": 2}, {"args": ["--flash-attn", "on"]}, {"env": {"A": "b"}}], ids=str
+)
+def test_what_reaches_the_process_launches_it_anew(server: dict[str, Any]) -> None:
+    assert changed(profile("a"), profile("a", server=server)) == Change(relaunched=("a",))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"aliases": ["b"]},
+        {"defaults": {"temperature": 0.5}},
+        {"limits": {"max_tokens": 10}},
+        {"schedule": {"pinned": True}},
+        {"server": {"ttl": "1h"}},
+        {"server": {"stall_timeout": "1m"}},
+        {"compatibility": "lenient"},
+    ],
+    ids=str,
+)
+def test_what_does_not_reach_the_process_leaves_it(more: dict[str, Any]) -> None:
+    assert changed(profile("a"), profile("a", **more)) == Change(changed=("a",))
+
+
+class Changing:
+    """A Deck whose directory of profiles changes."""
+
+    def __init__(self, running: App, directory: Path) -> None:
+        self.running = running
+        self.directory = directory
+
+    def write(self, name: str, text: str) -> None:
+        server = f'[server]\nurl = "{self.running.fake.url}"\n'
+        (self.directory / f"{name}.toml").write_text(text.replace("{server}", server), encoding="utf-8")
+
+    def reload(self, **options: Any) -> dict[str, list[str]]:
+        async def run() -> dict[str, list[str]]:
+            return self.running.deck.reload(**options).shown()
+
+        return self.running.runner.run(run())
+
+    def asked(self, model: str) -> int:
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+        return self.running.chat(json=body).status_code
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Iterator[Changing]:
+    directory = tmp_path / "profiles"
+    with app(tmp_path, lambda request: say("Hello")) as running:
+        changing = Changing(running, directory)
+        changing.reload()  # the shipped profiles, which the application of a test starts without
+        yield changing
+
+
+def test_a_new_profile_is_served_and_a_removed_one_is_not(changing: Changing) -> None:
+    assert changing.asked("m3") == 404
+    changing.write("m3", 'id = "m3"\n{server}')
+    (changing.directory / "m2.toml").unlink()
+    assert changing.reload() == {"added": ["m3"], "removed": ["m2"], "relaunched": [], "changed": []}
+    assert changing.asked("m3") == 200
+    assert changing.asked("m2") == 404
+    assert changing.asked("m1") == 200
+
+
+def test_a_wrong_profile_changes_nothing_and_is_named(changing: Changing) -> None:
+    changing.write("m3", 'id = "m3"\n{server}')
+    changing.write("m1", 'id = "m1"\ncolour = "red"\n{server}')
+    with pytest.raises(DeckError, match=r"nothing is reloaded: .*m1\.toml: colour: unknown key"):
+        changing.reload()
+    assert changing.asked("m3") == 404
+    assert changing.asked("m1") == 200
+
+
+def test_a_dry_run_only_tells(changing: Changing) -> None:
+    changing.write("m3", 'id = "m3"\n{server}')
+    assert changing.reload(dry_run=True)["added"] == ["m3"]
+    assert changing.asked("m3") == 404
+
+
+def test_new_defaults_apply_at_once_and_the_server_goes_on(changing: Changing) -> None:
+    assert changing.asked("m1") == 200
+    server = changing.running.deck.board.server("m1")
+    changing.write("m1", 'id = "m1"\n{server}stall_timeout = "7s"\n[force]\ntemperature = 0.25\n')
+    assert changing.reload() == {"added": [], "removed": [], "relaunched": [], "changed": ["m1"]}
+    assert changing.asked("m1") == 200
+    assert changing.running.upstream()[-1]["temperature"] == 0.25
+    assert changing.running.deck.board.server("m1") is server
+    assert server is not None
+    assert server.profile.server.stall_timeout == 7
+
+
+def test_another_launch_replaces_the_server_when_it_is_free(changing: Changing) -> None:
+    assert changing.asked("m1") == 200
+    server = changing.running.deck.board.server("m1")
+    changing.write("m1", 'id = "m1"\n{server}parallel = 3\n')
+    assert changing.reload()["relaunched"] == ["m1"]
+    assert changing.asked("m1") == 200
+    assert changing.running.deck.board.server("m1") is not server
+
+
+def test_an_answer_goes_on_over_a_reload_that_removes_its_model(tmp_path: Path) -> None:
+    directory, gates = tmp_path / "profiles", []
+
+    def reply(request: Received) -> Reply:
+        gates.append(asyncio.Event())
+        return Reply(steps=say("Hello").steps, before_headers=gates[-1])
+
+    with app(tmp_path, reply) as running:
+
+        async def play() -> tuple[int, int]:
+            body = {"model": "m2", "messages": [{"role": "user", "content": "hi"}]}
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            first = asyncio.create_task(running.client.post("/v1/chat/completions", json=body, headers=headers))
+            async with asyncio.timeout(10):
+                while not gates:
+                    await asyncio.sleep(0)
+            (directory / "m2.toml").unlink()
+            assert running.deck.reload().removed == ("m2",)
+            second = await running.client.post("/v1/chat/completions", json=body, headers=headers)
+            gates[0].set()
+            return (await first).status_code, second.status_code
+
+        assert running.runner.run(play()) == (200, 404)
+
+
+def test_counts_of_a_new_model_are_its_own(changing: Changing) -> None:
+    changing.write("m3", 'id = "m3"\n{server}')
+    changing.reload()
+    changing.asked("m3")
+    exposition = changing.running.deck.metrics.exposition()[0].decode()
+    assert 'deck_tokens_total{direction="prompt",model="m3"}' in exposition
+    assert 'deck_server_state{model="m3",state="ready"} 1.0' in exposition
+
+
+def test_the_route_reloads_for_operators_and_tells_what_is_wrong(changing: Changing) -> None:
+    send = changing.running.send
+    changing.write("m3", 'id = "m3"\n{server}')
+    assert send("POST", "/deck/reload?dry_run").json()["added"] == ["m3"]
+    assert changing.asked("m3") == 404
+    assert send("POST", "/deck/reload").json() == {
+        "dry_run": False,
+        "added": ["m3"],
+        "removed": [],
+        "relaunched": [],
+        "changed": [],
+    }
+    assert changing.asked("m3") == 200
+    changing.write("m3", "id = 5")
+    assert "nothing is reloaded" in error_of(send("POST", "/deck/reload"), 400)["message"]
+    _, plain = changing.running.tokens.create("plain")
+    error_of(send("POST", "/deck/reload", token=plain), 403)
