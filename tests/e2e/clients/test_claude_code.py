@@ -1,0 +1,64 @@
+"""The real Claude Code, without a terminal, through Deck's Messages wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from e2e.clients.play import calls, results, says
+from e2e.clients.stage import MODEL, Ran, Stage, Theatre, bounded, needs
+from messages_automaton import check
+
+pytestmark = needs("claude")
+MESSAGES = "/v1/messages"
+
+
+async def claude(stage: Stage, prompt: str, *arguments: str, **environment: str) -> Ran:
+    settings = {
+        "ANTHROPIC_BASE_URL": stage.tap.url,
+        "ANTHROPIC_AUTH_TOKEN": stage.deck.token,
+        "ANTHROPIC_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "4096",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        **environment,
+    }
+    return await stage.run("claude", "-p", prompt, "--allowedTools", "Read", *arguments, **settings)
+
+
+@bounded
+async def test_a_file_is_read_and_the_answer_is_printed(theatre: Theatre, tmp_path: Path) -> None:
+    turns = calls(("Read", {"file_path": str(tmp_path / "work" / "note.txt")})), says("The note says: purple-4711.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        stage.write("note.txt", "the colour is purple-4711\n")
+        ran = await claude(stage, "What does note.txt say?")
+        assert (ran.code, ran.out.strip()) == (0, "The note says: purple-4711."), ran
+        stage.holds(MESSAGES, 2, check)
+        (result,) = results(stage.bodies[-1])
+        assert "the colour is purple-4711" in result
+
+
+@bounded
+async def test_two_tools_at_once_are_both_run(theatre: Theatre, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    wanted = [("Read", {"file_path": str(work / name)}) for name in ("a.txt", "b.txt")]
+    async with theatre.stage(tmp_path, calls(*wanted), says("Both read.")) as stage:
+        stage.write("a.txt", "the colour is red\n")
+        stage.write("b.txt", "the colour is blue\n")
+        ran = await claude(stage, "What do a.txt and b.txt say?")
+        assert (ran.code, ran.out.strip()) == (0, "Both read."), ran
+        stage.holds(MESSAGES, 2, check)
+        first, second = results(stage.bodies[-1])
+        assert "red" in first
+        assert "blue" in second
+
+
+@bounded
+async def test_a_tool_that_fails_is_told_to_the_model(theatre: Theatre, tmp_path: Path) -> None:
+    turns = calls(("Read", {"file_path": str(tmp_path / "work" / "none.txt")})), says("There is no such file.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        ran = await claude(stage, "What does none.txt say?")
+        assert (ran.code, ran.out.strip()) == (0, "There is no such file."), ran
+        stage.holds(MESSAGES, 2, check)
+        (result,) = results(stage.bodies[-1])
+        assert "does not exist" in result

@@ -1,0 +1,104 @@
+"""The real Codex, without a terminal, through Deck's Responses wire."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from e2e.clients.play import calls, results, says
+from e2e.clients.stage import KNOWN, MODEL, Ran, Stage, Theatre, bounded, needs
+from responses_automaton import check
+
+pytestmark = needs("codex")
+RESPONSES = "/v1/responses"
+CONFIG = """
+model = "{model}"
+model_provider = "deck"
+model_context_window = 32768
+check_for_update_on_startup = false
+
+[model_providers.deck]
+name = "Deck"
+base_url = "{url}/v1"
+env_key = "DECK_TOKEN"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+
+[features]
+plugins = false
+apps = false
+"""
+
+
+async def codex(stage: Stage, prompt: str, *arguments: str, model: str = MODEL, config: str = "") -> Ran:
+    directory = stage.home / ".codex"
+    directory.mkdir()
+    (directory / "config.toml").write_text(CONFIG.format(model=model, url=stage.tap.url) + config)
+    # The commands are those of the play, so that no sandbox is needed, which not every machine has.
+    rest = "--skip-git-repo-check", "--sandbox", "danger-full-access", *arguments
+    return await stage.run("codex", "exec", *rest, prompt, DECK_TOKEN=stage.deck.token)
+
+
+def says_the_note(stage: Stage, ran: Ran) -> None:
+    assert (ran.code, ran.out.strip()) == (0, "The note says: purple-4711."), ran
+    stage.holds(RESPONSES, 2, lambda data: check(data))
+    (result,) = results(stage.bodies[-1])
+    assert "purple-4711" in result
+
+
+@bounded
+async def test_a_file_is_read_and_the_answer_is_printed(theatre: Theatre, tmp_path: Path) -> None:
+    turns = calls(("exec_command", {"cmd": "cat note.txt"})), says("The note says: purple-4711.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        stage.write("note.txt", "the colour is purple-4711\n")
+        says_the_note(stage, await codex(stage, "What does note.txt say?"))
+
+
+@bounded
+async def test_a_tool_of_an_mcp_server_is_called_in_its_namespace(theatre: Theatre, tmp_path: Path) -> None:
+    """Codex knows the tool only by name and namespace: a flattened name would be an unsupported call."""
+    server = Path(__file__).with_name("notes_server.py")
+    config = f'[mcp_servers.notes]\ncommand = {json.dumps(sys.executable)}\nargs = ["{server}"]\n'
+    turns = calls(("read_note", {"title": "colour"})), says("The note says: purple-4711.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        says_the_note(stage, await codex(stage, "What does the note say?", config=config))
+
+
+@bounded
+async def test_a_freeform_patch_is_applied(theatre: Theatre, tmp_path: Path) -> None:
+    change = "@@\n-the colour is red\n+the colour is purple-4711\n"
+    patch = f"*** Begin Patch\n*** Update File: note.txt\n{change}*** End Patch\n"
+    turns = calls(("apply_patch", {"input": patch})), says("Done.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        note = stage.write("note.txt", "the colour is red\n")
+        ran = await codex(stage, "Make it purple-4711", model=KNOWN)
+        assert (ran.code, ran.out.strip()) == (0, "Done."), ran
+        assert note.read_text() == "the colour is purple-4711\n"
+        stage.holds(RESPONSES, 2, lambda data: check(data))
+
+
+@bounded
+async def test_a_refused_websocket_costs_no_retries(theatre: Theatre, tmp_path: Path) -> None:
+    async with theatre.stage(tmp_path, says("Hello.")) as stage:
+        ran = await codex(stage, "Hi", "-c", "model_providers.deck.supports_websockets=true")
+        assert (ran.code, ran.out.strip()) == (0, "Hello."), ran
+        assert [(item.method, item.status) for item in stage.tap.exchanges()] == [("GET", 426), ("POST", 200)]
+
+
+@bounded
+async def test_an_answer_in_a_schema_is_asked_of_the_model(theatre: Theatre, tmp_path: Path) -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"colour": {"type": "string"}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    async with theatre.stage(tmp_path, says('{"colour": "purple"}')) as stage:
+        path = stage.write("schema.json", json.dumps(schema))
+        ran = await codex(stage, "Which colour?", "--output-schema", str(path))
+        assert (ran.code, ran.out.strip()) == (0, '{"colour": "purple"}'), ran
+        assert stage.bodies[0]["response_format"]["json_schema"]["schema"] == schema
