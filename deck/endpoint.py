@@ -249,6 +249,8 @@ class _Serving:
                 for event in events:
                     if type(event) is not PartDelta or self.exchange.first_token is None:
                         failed = self._note(event) or failed
+                    if failed is not None and not reply.has_started and not any(frames):
+                        raise failed
                     frames.append(feed(event))
                 data = b"".join(frames)
                 if data:
