@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -33,7 +33,8 @@ class ServerState(Enum):
 class Facts:
     """What a running llama-server says of itself (`/props`); None = it did not say.
 
-    `context` is tokens per slot. `template_caps` are llama-server's `chat_template_caps`.
+    `context` is tokens per slot. `template_caps` are llama-server's `chat_template_caps`. `sampling` are its defaults
+    for what a request leaves out, under its own names.
     """
 
     context: int | None = None
@@ -43,6 +44,7 @@ class Facts:
     template_caps: Mapping[str, bool] = field(default_factory=dict)
     build: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,13 +177,28 @@ class Parsed:
     needs: Needs = NEEDS_NOTHING
 
 
+def _nothing() -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyHead:
-    """What is the same in every piece of one answer; `seed` is 40 alphanumerics to make ids from."""
+    """What is the same in every piece of one answer, and what only whoever runs the exchange can tell.
+
+    Args:
+        seed: 40 alphanumerics to make ids from.
+        created: when the request came, in seconds since the epoch.
+        model: as the client named it.
+        sampling: tells the sampling that is in effect as far as it is known: the client's and the profile's, and the
+            running server's defaults once the request is with it; llama-server's names.
+        clock: tells the time in seconds since the epoch; None = a surface must do without.
+    """
 
     seed: str
     created: int
     model: str
+    sampling: Callable[[], Mapping[str, Any]] = _nothing
+    clock: Callable[[], float] | None = None
 
 
 class Projector(Protocol):

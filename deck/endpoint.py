@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from deck import json
@@ -231,7 +231,10 @@ class _Serving:
         answer = fold.answer()
         for name in answer.cut_calls:
             exchange.report.changed(
-                "max_tokens", f"the limit cut the call of {name}; its beginning is text", shown="tool_calls>content"
+                exchange.parsed.paths.get("max_tokens", "max_tokens"),
+                f"the limit cut the call of {name}; its beginning is text",
+                shown="tool_calls>content",
+                field="max_tokens",
             )
         await self.reply.json(200, self.surface.render(answer, exchange.parsed, self._head()))
 
@@ -266,7 +269,16 @@ class _Serving:
         return state is None or state in _ALIVE or self.exchange.server is None
 
     def _head(self) -> ReplyHead:
-        return ReplyHead(seed=self.exchange.seed, created=self.created, model=self.exchange.model)
+        return ReplyHead(
+            seed=self.exchange.seed,
+            created=self.created,
+            model=self.exchange.model,
+            sampling=self._sampling,
+            clock=time.time,
+        )
+
+    def _sampling(self) -> Mapping[str, Any]:
+        return self.endpoint._pipeline.sampling(self.exchange)
 
     def _note(self, event: Event) -> DeckError | None:
         if isinstance(event, PartDelta | PartStart) and self.exchange.first_token is None:

@@ -54,6 +54,7 @@ class Exchange:
     server: Server | None = None
     operation: Literal["generate", "count"] = "generate"
     headers: Mapping[str, str] = field(default_factory=dict)
+    shaped: Shaped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class Pipeline:
         assert exchange.profile is not None
         async with self.board.admit(exchange.profile) as server:
             exchange.granted, exchange.server = self._clock(), server
-            shaped = self.shape(exchange, server.facts)
+            exchange.shaped = shaped = self.shape(exchange, server.facts)
             decoder = shaped.decoder(exchange.seed, exchange.profile)
             filtered = _filter_of(shaped)
             thoughts = _Thoughts() if exchange.parsed and exchange.parsed.needs.reasoning_tokens else None
@@ -216,6 +217,15 @@ class Pipeline:
                         if isinstance(events[-1], Failed):
                             return
                     await self._client.settle(response)
+
+    def sampling(self, exchange: Exchange) -> Mapping[str, Any]:
+        """Return the sampling in effect as far as it is known: the running server's defaults once it is granted."""
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        if exchange.shaped is not None and exchange.server is not None:
+            return {**exchange.server.facts.sampling, **exchange.shaped.request.sampling}
+        profile = exchange.profile
+        return {**profile.defaults, **exchange.parsed.request.sampling, **profile.force}
 
     async def count(self, exchange: Exchange) -> tuple[int, bool]:
         """Return how many tokens the prompt takes, and whether that is only an estimate.

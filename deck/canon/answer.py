@@ -17,7 +17,8 @@ AnswerPart = Text | Reasoning | ToolCall
 class Answer:
     """What the model produced, in order, and how it ended.
 
-    `cut_calls` are the names of calls that the token limit cut and that came back as text.
+    `logprobs` are those of the whole answer, `part_logprobs` the same for each of `parts`. `cut_calls` are the names of
+    calls that the token limit cut and that came back as text.
     """
 
     parts: tuple[AnswerPart, ...]
@@ -25,12 +26,14 @@ class Answer:
     logprobs: tuple[Mapping[str, Any], ...] = ()
     fingerprint: str | None = None
     cut_calls: tuple[str, ...] = ()
+    part_logprobs: tuple[tuple[Mapping[str, Any], ...], ...] = ()
 
 
 @dataclass(slots=True)
 class _Open:
     start: PartStart
     text: list[str] = field(default_factory=list)
+    first_logprob: int = 0
 
 
 class Fold:
@@ -38,6 +41,7 @@ class Fold:
 
     def __init__(self) -> None:
         self._parts: list[AnswerPart] = []
+        self._logprobs_of: list[tuple[Mapping[str, Any], ...]] = []
         self._open: _Open | None = None
         self._logprobs: list[Mapping[str, Any]] = []
         self._fingerprint: str | None = None
@@ -55,7 +59,7 @@ class Fold:
                 self._open.text.append(event.text)
                 self._logprobs.extend(event.logprobs)
             case PartStart():
-                self._open = _Open(event)
+                self._open = _Open(event, first_logprob=len(self._logprobs))
             case PartEnd():
                 self._close()
             case Start():
@@ -72,11 +76,15 @@ class Fold:
     def _close(self) -> None:
         assert self._open is not None
         text, start = "".join(self._open.text), self._open.start
+        logprobs = tuple(self._logprobs[self._open.first_logprob :])
         self._open = None
         if start.kind == "tool_call":
             self._parts.append(ToolCall(start.tool_id, start.tool_name, text))
         elif text:
             self._parts.append(Text(text) if start.kind == "text" else Reasoning(text))
+        else:
+            return
+        self._logprobs_of.append(logprobs)
 
     @property
     def finish(self) -> Finish | None:
@@ -103,6 +111,7 @@ class Fold:
             logprobs=tuple(self._logprobs),
             fingerprint=self._fingerprint,
             cut_calls=tuple(cut),
+            part_logprobs=tuple(self._logprobs_of),
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from deck.canon.request import ReasoningSetting
 from deck.errors import invalid
-from deck.normalize.fields import Field, Reader, Table
+from deck.normalize.fields import Field, Reader, Table, Values
 from deck.normalize.report import Report
 from deck.normalize.types import anything, boolean, integer, one_of, string
 
@@ -46,6 +46,13 @@ REASONING_FIELDS = (
     Field.mapped("reasoning_budget_message", string(longest=2000), extension=True),
     Field.mapped("reasoning_format", one_of("none", "auto", "deepseek", "deepseek-legacy"), extension=True),
 )
+
+_PLAIN = {
+    "reasoning_effort": "effort",
+    "enable_thinking": "enabled",
+    "reasoning_budget_tokens": "budget",
+    "include_reasoning": "exclude",
+}
 
 
 class ReasoningMerge:
@@ -91,11 +98,13 @@ class ReasoningMerge:
         )
 
 
-def read_reasoning_object(merge: ReasoningMerge, reader: Reader, value: Any, path: str) -> None:
-    """Read OpenRouter's and the Responses wire's `reasoning` object."""
+def read_reasoning_object(
+    merge: ReasoningMerge, reader: Reader, value: Any, path: str, table: Table = REASONING
+) -> None:
+    """Read OpenRouter's and the Responses wire's `reasoning` object, whose members stand in `table`."""
     if not isinstance(value, dict):
         raise invalid(f"{path}: expected an object", path, "invalid_type")
-    inner = reader.read(REASONING, value, path)
+    inner = reader.read(table, value, path)
     for name, member in (
         ("effort", "effort"),
         ("enabled", "enabled"),
@@ -161,3 +170,42 @@ def read_template_kwargs(
                 "unsupported_parameter",
             )
     return rest
+
+
+def read_fields(
+    reader: Reader, fields: Values, allowed: frozenset[str], *, table: Table = REASONING
+) -> tuple[ReasoningMerge, dict[str, Any]]:
+    """Read all rows of `REASONING_FIELDS` and `chat_template_kwargs` that a body has.
+
+    Args:
+        reader: of the whole body.
+        fields: what it found at the top level.
+        allowed: template variables a client may set, which are returned.
+        table: the members of this wire's `reasoning`.
+
+    Raises:
+        DeckError: two spellings disagree, or one cannot be honoured.
+    """
+    merge = ReasoningMerge(reader.report)
+    kwargs: dict[str, Any] = {}
+    for name, member in _PLAIN.items():
+        if name in fields:
+            value = fields.get(name)
+            merge.say(member, not value if member == "exclude" else value, fields.path(name))
+    if "reasoning" in fields:
+        read_reasoning_object(merge, reader, fields.get("reasoning"), fields.path("reasoning"), table)
+    if "thinking" in fields:
+        read_thinking_object(merge, reader, fields.get("thinking"), fields.path("thinking"))
+    if "think" in fields:
+        read_think(merge, fields.get("think"), fields.path("think"))
+    if "chat_template_args" in fields:
+        read_template_args(merge, reader, fields.get("chat_template_args"), fields.path("chat_template_args"))
+    if "chat_template_kwargs" in fields:
+        where = fields.path("chat_template_kwargs")
+        kwargs = read_template_kwargs(merge, fields.get("chat_template_kwargs"), where, allowed)
+    if merge.value("exclude") and fields.get("reasoning_format") == "none":
+        where = fields.path("reasoning_format")
+        raise invalid(f"{where}: 'none' leaves thoughts in the text, where they cannot be excluded", where)
+    if "reasoning_budget_message" in fields and merge.value("budget") is None:
+        reader.report.ignored(fields.path("reasoning_budget_message"), "it needs a reasoning budget")
+    return merge, kwargs

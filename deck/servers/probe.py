@@ -96,6 +96,7 @@ def facts_of(props: Mapping[str, Any], metadata: Mapping[str, Any]) -> Facts:
         template_caps=_booleans(props.get("chat_template_caps")),
         build=_typed(props.get("build_info"), str),
         metadata=metadata,
+        sampling=_numbers(settings.get("params")) if isinstance(settings, dict) else {},
     )
 
 
@@ -109,6 +110,14 @@ def _object(answer: httpx.Response) -> Mapping[str, Any]:
 
 def _typed(value: Any, kind: type) -> Any:
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _numbers(value: Any) -> Mapping[str, float]:
+    """Return the numbers of an object; llama-server holds them in 32 bits, so that later digits are noise."""
+    if not isinstance(value, dict):
+        return {}
+    found = {name: item for name, item in value.items() if isinstance(item, int | float) and not isinstance(item, bool)}
+    return {name: float(f"{item:.7g}") if isinstance(item, float) else item for name, item in found.items()}
 
 
 def _booleans(value: Any) -> Mapping[str, bool]:

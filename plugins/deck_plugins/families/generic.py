@@ -72,7 +72,8 @@ def _system(messages: tuple[Message, ...], report: Report) -> Message:
                 f"{message.origin}.role", "is read as system", shown=f"{message.origin}.role=developer>system"
             )
     for message in messages[1:]:
-        report.changed(message.origin, "merged into the first system turn", shown="messages[]:system+system")
+        shown = f"{message.origin}:system+system"
+        report.changed(message.origin, "merged into the first system turn", shown=shown)
     text = "\n\n".join(text for message in messages if (text := _text(message)))
     return Message("system", (Text(text),), messages[0].origin)
 
@@ -101,7 +102,7 @@ def merge_turns(messages: tuple[Message, ...], report: Report) -> tuple[Message,
         report.changed(
             message.origin,
             f"merged into the {message.role} turn before it",
-            shown=f"messages[]:{last.role}+{last.role}",
+            shown=f"{message.origin}:{last.role}+{last.role}",
         )
         merged[-1] = replace(last, parts=last.parts + message.parts)
     return tuple(merged)

@@ -128,39 +128,8 @@ def _logprobs(fields: Values, has_tools: bool) -> int | None:
 
 
 def _reasoning(reader: Reader, fields: Values, options: ParseOptions) -> tuple[ReasoningSetting, bool, dict[str, Any]]:
-    merge = reasoning.ReasoningMerge(reader.report)
-    kwargs: dict[str, Any] = {}
-    for name in ("reasoning_effort", "enable_thinking", "reasoning_budget_tokens", "include_reasoning"):
-        if name in fields:
-            value = fields.get(name)
-            member = {
-                "reasoning_effort": "effort",
-                "enable_thinking": "enabled",
-                "reasoning_budget_tokens": "budget",
-                "include_reasoning": "exclude",
-            }[name]
-            merge.say(member, not value if member == "exclude" else value, fields.path(name))
-    if "reasoning" in fields:
-        reasoning.read_reasoning_object(merge, reader, fields.get("reasoning"), fields.path("reasoning"))
-    if "thinking" in fields:
-        reasoning.read_thinking_object(merge, reader, fields.get("thinking"), fields.path("thinking"))
-    if "think" in fields:
-        reasoning.read_think(merge, fields.get("think"), fields.path("think"))
-    if "chat_template_args" in fields:
-        where = fields.path("chat_template_args")
-        reasoning.read_template_args(merge, reader, fields.get("chat_template_args"), where)
-    if "chat_template_kwargs" in fields:
-        where = fields.path("chat_template_kwargs")
-        kwargs = reasoning.read_template_kwargs(
-            merge, fields.get("chat_template_kwargs"), where, options.template_kwargs
-        )
-    setting, exclude = merge.setting(), bool(merge.value("exclude"))
-    if exclude and fields.get("reasoning_format") == "none":
-        where = fields.path("reasoning_format")
-        raise invalid(f"{where}: 'none' leaves thoughts in the text, where they cannot be excluded", where)
-    if "reasoning_budget_message" in fields and setting.budget is None:
-        reader.report.ignored(fields.path("reasoning_budget_message"), "it needs a reasoning budget")
-    return setting, exclude, kwargs
+    merge, kwargs = reasoning.read_fields(reader, fields, options.template_kwargs)
+    return merge.setting(), bool(merge.value("exclude")), kwargs
 
 
 def _reply(
