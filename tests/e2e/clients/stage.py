@@ -18,6 +18,7 @@ from typing import Any, ParamSpec
 import pytest
 from e2e.clients.play import Turn, play
 from e2e.clients.tap import Exchange, Outside, Tap
+from e2e.clients.terminal import Terminal
 from e2e.live import ROOT, LiveDeck
 
 from deck.testing.fake_llama import FakeLlama, Received
@@ -89,32 +90,51 @@ class Stage:
         assert self.outside.wanted == []
 
     async def run(self, program: str, *arguments: str, **environment: str) -> Ran:
-        """Run a client to its end.
+        """Run a client without a terminal, to its end.
 
         Raises:
             TimeoutError: it took too long; it has been ended.
         """
+        nothing, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+        async with self._started(program, arguments, environment, (nothing, pipe, pipe)) as process:
+            out, err = await process.communicate()
+        assert process.returncode is not None
+        return Ran(process.returncode, out.decode(), err.decode())
+
+    async def show(self, program: str, *arguments: str, until: str, **environment: str) -> None:
+        """Run a client on a terminal until it shows a text, and end it.
+
+        Raises:
+            TimeoutError: the text did not come; the client has been ended.
+        """
+        with Terminal() as terminal:
+            async with self._started(program, arguments, environment, (terminal.inner,) * 3):
+                await terminal.shows(until)
+
+    @asynccontextmanager
+    async def _started(
+        self, program: str, arguments: Sequence[str], environment: Mapping[str, str], files: tuple[int, int, int]
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Start a client in a session of its own, which ends with the block or after `SECONDS`."""
         away = {name: self.outside.url for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
-        near = {"NO_PROXY": "127.0.0.1", "PATH": os.environ["PATH"], "HOME": str(self.home), "TERM": "dumb"}
+        near = {"NO_PROXY": "127.0.0.1", "PATH": os.environ["PATH"], "HOME": str(self.home), "TERM": "xterm"}
         process = await asyncio.create_subprocess_exec(
             PROGRAMS / program,
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdin=files[0],
+            stdout=files[1],
+            stderr=files[2],
             env=away | near | environment,
             cwd=self.work,
             start_new_session=True,
         )
         try:
             async with asyncio.timeout(SECONDS):
-                out, err = await process.communicate()
+                yield process
         finally:
             with contextlib.suppress(ProcessLookupError):  # it has ended, and so has all that it started
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        assert process.returncode is not None
-        return Ran(process.returncode, out.decode(), err.decode())
 
 
 @dataclass

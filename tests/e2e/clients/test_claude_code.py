@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from e2e.clients.play import calls, results, says
@@ -12,8 +13,8 @@ pytestmark = needs("claude")
 MESSAGES = "/v1/messages"
 
 
-async def claude(stage: Stage, prompt: str, *arguments: str, **environment: str) -> Ran:
-    settings = {
+def settings(stage: Stage) -> dict[str, str]:
+    return {
         "ANTHROPIC_BASE_URL": stage.tap.url,
         "ANTHROPIC_AUTH_TOKEN": stage.deck.token,
         "ANTHROPIC_MODEL": MODEL,
@@ -21,9 +22,11 @@ async def claude(stage: Stage, prompt: str, *arguments: str, **environment: str)
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768",
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "4096",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        **environment,
     }
-    return await stage.run("claude", "-p", prompt, "--allowedTools", "Read", *arguments, **settings)
+
+
+async def claude(stage: Stage, prompt: str) -> Ran:
+    return await stage.run("claude", "-p", prompt, "--allowedTools", "Read", **settings(stage))
 
 
 @bounded
@@ -62,3 +65,14 @@ async def test_a_tool_that_fails_is_told_to_the_model(theatre: Theatre, tmp_path
         stage.holds(MESSAGES, 2, check)
         (result,) = results(stage.bodies[-1])
         assert "does not exist" in result
+
+
+@bounded
+async def test_on_a_terminal_it_works_alike(theatre: Theatre, tmp_path: Path) -> None:
+    turns = calls(("Read", {"file_path": str(tmp_path / "work" / "note.txt")})), says("The note says: purple-4711.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        stage.write("note.txt", "the colour is purple-4711\n")
+        known = {"hasCompletedOnboarding": True, "projects": {str(stage.work): {"hasTrustDialogAccepted": True}}}
+        (stage.home / ".claude.json").write_text(json.dumps(known))
+        await stage.show("claude", "What does note.txt say?", until="purple-4711", **settings(stage))
+        stage.holds(MESSAGES, 3, check)
