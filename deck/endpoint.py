@@ -248,7 +248,7 @@ class _Serving:
         failed: DeckError | None = None
         async with contextlib.aclosing(self.endpoint._pipeline.events(self.exchange)) as batches:
             async for events in batches:
-                frames = []
+                frames: list[bytes] = []
                 for event in events:
                     if type(event) is not PartDelta or self.exchange.first_token is None:
                         failed = self._note(event) or failed

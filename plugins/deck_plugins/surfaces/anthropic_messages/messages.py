@@ -47,7 +47,7 @@ def _without_attribution(reader: Reader, text: str, path: str) -> str:
     rest = text.partition("\n")[2].lstrip("\n")
     reason = "it says who sent the request, differs every time, and would lose the server's cache of the prompt"
     if rest:
-        reader.report.changed(path, f"its first line is left out: {reason}", shown=f"{path}>{path}")
+        reader.report.changed(path, f"its first line is left out: {reason}")
     else:
         reader.report.ignored(path, reason)
     return rest
@@ -97,7 +97,7 @@ class _Turn:
         texts = read_texts(self.reader, self.values.get("content"), f"{self.path}.content", "a system turn")
         if self.values.get("clear_at") == "next_user_message" and is_over:
             where = f"{self.path}.clear_at"
-            self.reader.report.changed(where, "a user turn follows, so the turn is left out", shown=f"{where}>")
+            self.reader.report.changed(where, "a user turn follows, so the turn is left out")
             return []
         return [Message("system", (Text(_SEPARATOR.join(texts)),), self.path)] if texts else []
 

@@ -1,0 +1,80 @@
+"""Whatever JSON a client sends, it is accepted or refused with a reason; nothing else ever happens."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from messages_support import body, refusal, upstream
+
+from deck import json
+from deck.api import DeckError
+from deck_plugins.surfaces.anthropic_messages.fields import BLOCKS, FIELDS, MESSAGE, SOURCE, THINKING, TOOL, TOOL_CHOICE
+
+TABLES = (FIELDS, MESSAGE, SOURCE, THINKING, TOOL, TOOL_CHOICE, *BLOCKS.values())
+SPELLINGS = sorted(
+    {name for table in TABLES for field in table for name in (field.name, *field.aliases)}
+    | {"effort", "format", "schema", "edits", "keep"}
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(
+        [
+            "user",
+            "assistant",
+            "system",
+            "text",
+            "image",
+            "thinking",
+            "tool_use",
+            "tool_result",
+            "base64",
+            "auto",
+            "any",
+            "tool",
+            "enabled",
+        ]
+    )
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(SPELLINGS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def outcome(request: dict[str, Any], **options: Any) -> None:
+    with contextlib.suppress(DeckError):
+        got, report = upstream(request, **options)
+        json.dumps(got)
+        report.headers()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(SPELLINGS), VALUES, st.booleans())
+def test_any_value_of_any_field(name: str, value: Any, lenient: bool) -> None:
+    outcome(body(**{name: value}), lenient=lenient)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(SPELLINGS), VALUES, max_size=5) | VALUES, max_size=4))
+def test_any_messages(messages: list[Any]) -> None:
+    outcome(body(messages=messages))
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES, VALUES)
+def test_any_tools_and_choice(tools: Any, choice: Any) -> None:
+    outcome(body(tools=tools, tool_choice=choice))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(min_size=1, max_size=20).filter(lambda name: FIELDS.find(name) is None))
+def test_any_unknown_name_is_refused(name: str) -> None:
+    assert refusal(body(**{name: 1})).code == "unknown_parameter"
