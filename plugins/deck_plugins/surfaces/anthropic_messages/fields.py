@@ -284,7 +284,12 @@ THINKING = Table(
     (
         Field.mapped("type", one_of("enabled", "adaptive", "disabled")),
         Field.mapped("budget_tokens", integer(0)),
-        Field.mapped("display", one_of("summarized", "omitted"), reason="thoughts are shown as written, or omitted"),
+        # Claude Code asks for "updates" on a terminal, and knows "highlights".
+        Field.mapped(
+            "display",
+            one_of("summarized", "updates", "highlights", "omitted"),
+            reason="thoughts are shown as written, or omitted",
+        ),
         Field.annotation("block_binding", "a signature carries no meaning here"),
     ),
 )
