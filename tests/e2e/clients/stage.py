@@ -73,6 +73,10 @@ class Stage:
         path.write_text(text)
         return path
 
+    def posts(self, path: str) -> list[Exchange]:
+        """Return what the client posted to a path and was answered to the end."""
+        return [item for item in self.tap.exchanges() if item.method == "POST" and item.path == path]
+
     def holds(self, path: str, count: int, check: Callable[[bytes], Any]) -> None:
         """Assert what every good run has in common.
 
@@ -81,13 +85,13 @@ class Stage:
         """
         exchanges = self.tap.exchanges()
         assert [item.status for item in exchanges] == [200] * len(exchanges)
-        posts = [item for item in exchanges if item.path == path]
-        assert len(posts) == count
+        posts = self.posts(path)
+        assert len(posts) == count, [(item.target, item.status, item.body[-300:], item.answer[-300:]) for item in posts]
         for post in posts:
             assert post.answer_headers["content-type"] == "text/event-stream"
             assert check(post.answer).error is None
         grows(self.bodies)
-        assert self.outside.wanted == []
+        assert self.outside.wanted == [], self.outside.wanted
 
     async def run(self, program: str, *arguments: str, **environment: str) -> Ran:
         """Run a client without a terminal, to its end.
@@ -101,15 +105,16 @@ class Stage:
         assert process.returncode is not None
         return Ran(process.returncode, out.decode(), err.decode())
 
-    async def show(self, program: str, *arguments: str, until: str, **environment: str) -> None:
-        """Run a client on a terminal until it shows a text, and end it.
+    async def show(self, program: str, *arguments: str, until: Callable[[str], object], **environment: str) -> None:
+        """Run a client on a terminal until what was drawn satisfies a claim, and end it.
 
         Raises:
-            TimeoutError: the text did not come; the client has been ended.
+            TimeoutError: it never did; the client has been ended.
         """
         with Terminal() as terminal:
             async with self._started(program, arguments, environment, (terminal.inner,) * 3):
-                await terminal.shows(until)
+                while not until(terminal.drawn):
+                    await asyncio.sleep(0.01)
 
     @asynccontextmanager
     async def _started(

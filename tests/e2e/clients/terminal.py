@@ -20,19 +20,12 @@ class Terminal:
     def __init__(self) -> None:
         self._outer, self.inner = pty.openpty()
         self._drawn = bytearray()
-        self._grew = asyncio.Event()
         fcntl.ioctl(self.inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
 
     @property
     def drawn(self) -> str:
         """All that was drawn, with its control sequences."""
         return self._drawn.decode(errors="replace")
-
-    async def shows(self, text: str) -> None:
-        """Wait until a text has been drawn."""
-        while text not in self.drawn:
-            self._grew.clear()
-            await self._grew.wait()
 
     def __enter__(self) -> Self:
         asyncio.get_running_loop().add_reader(self._outer, self._read)
@@ -49,4 +42,3 @@ class Terminal:
             for _ in range(data.count(question)):
                 os.write(self._outer, answer)
         self._drawn += data
-        self._grew.set()

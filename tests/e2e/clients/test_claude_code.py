@@ -22,6 +22,7 @@ def settings(stage: Stage) -> dict[str, str]:
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768",
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "4096",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1",
     }
 
 
@@ -43,6 +44,7 @@ async def test_a_file_is_read_and_the_answer_is_printed(theatre: Theatre, tmp_pa
 
 @bounded
 async def test_two_tools_at_once_are_both_run(theatre: Theatre, tmp_path: Path) -> None:
+    """Claude Code sends the results as they come; the model gets them in the order of its calls."""
     work = tmp_path / "work"
     wanted = [("Read", {"file_path": str(work / name)}) for name in ("a.txt", "b.txt")]
     async with theatre.stage(tmp_path, calls(*wanted), says("Both read.")) as stage:
@@ -74,5 +76,11 @@ async def test_on_a_terminal_it_works_alike(theatre: Theatre, tmp_path: Path) ->
         stage.write("note.txt", "the colour is purple-4711\n")
         known = {"hasCompletedOnboarding": True, "projects": {str(stage.work): {"hasTrustDialogAccepted": True}}}
         (stage.home / ".claude.json").write_text(json.dumps(known))
-        await stage.show("claude", "What does note.txt say?", until="purple-4711", **settings(stage))
-        stage.holds(MESSAGES, 3, check)
+
+        def is_answered(drawn: str) -> bool:
+            return "purple-4711" in drawn and len(stage.posts(MESSAGES)) == len(stage.fake.chats)
+
+        await stage.show("claude", "What does note.txt say?", until=is_answered, **settings(stage))
+        stage.holds(MESSAGES, 2, check)
+        (result,) = results(stage.bodies[-1])
+        assert "the colour is purple-4711" in result
