@@ -100,3 +100,22 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     assert body["error"]["message"]
     found: dict[str, Any] = body["error"]
     return found
+
+
+def messages_error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """Return the error of an answer on the Messages wire, after checking status, ids and envelope."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert set(body) == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    assert body["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert set(body["error"]) == {"type", "message"}
+    assert body["error"]["message"]
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+def any_error_of(path: str, answer: httpx.Response, status: int) -> dict[str, Any]:
+    """Return the error of an answer in the envelope that belongs to its path."""
+    return (messages_error_of if "/messages" in path else error_of)(answer, status)

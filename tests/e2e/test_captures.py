@@ -17,7 +17,8 @@ def recorded() -> list[Any]:
     found = []
     for path in sorted(CAPTURES.glob("*.json")):
         for position, request in enumerate(json.loads(path.read_text())["requests"]):
-            found.append(pytest.param(request, id=f"{path.stem}-{position}"))
+            if request["path"] == "/v1/chat/completions":
+                found.append(pytest.param(request, id=f"{path.stem}-{position}"))
     return found
 
 

@@ -382,3 +382,8 @@ def test_blocks_that_carry_meaning_deck_cannot_show_are_refused(block: dict[str,
 def test_a_shape_that_cannot_be_honoured_is_refused_naming_it(turns: list[Any], param: str) -> None:
     error = refusal(body(messages=turns))
     assert (error.kind.status, error.param) == (400, param)
+
+
+def test_each_block_of_the_system_prompt_has_its_own_path() -> None:
+    assert refusal(body(system=[text("a"), {"type": "image"}])).param == "system[1].type"
+    assert [note.path for note in upstream(body(system=[text("a"), text(BILLING)]))[1].notes] == ["system[1]"]

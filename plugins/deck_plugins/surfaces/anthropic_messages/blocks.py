@@ -52,10 +52,10 @@ def read_text(reader: Reader, item: dict[str, Any], path: str) -> Text | None:
     return Text(text) if text else None
 
 
-def read_texts(reader: Reader, content: Any, path: str, where: str) -> list[str]:
-    """Return the texts of a string or of text blocks, empty ones left out."""
+def read_texts(reader: Reader, content: Any, path: str, where: str) -> list[tuple[str, str]]:
+    """Return the path and the text of a string or of each text block, empty ones left out."""
     if isinstance(content, str):
-        return [content] if content else []
+        return [(path, content)] if content else []
     if not isinstance(content, list):
         raise wrong_type(path, "a string or an array of text blocks", content)
     texts = []
@@ -63,7 +63,7 @@ def read_texts(reader: Reader, content: Any, path: str, where: str) -> list[str]
         inner = f"{path}[{place}]"
         kind_of(item, inner, ("text",), where)
         if (part := read_text(reader, item, inner)) is not None:
-            texts.append(part.text)
+            texts.append((inner, part.text))
     return texts
 
 

@@ -28,17 +28,8 @@ def read_system(reader: Reader, value: Any, path: str, *, remove_attribution: bo
 
 
 def _system_texts(reader: Reader, value: Any, path: str, remove: bool) -> list[str]:
-    if isinstance(value, str):
-        found = [(value, path)]
-    elif isinstance(value, list):
-        found = [
-            (text, f"{path}[{place}]")
-            for place, item in enumerate(value)
-            for text in read_texts(reader, [item], path, "the system prompt")
-        ]
-    else:
-        raise wrong_type(path, "a string or an array of text blocks", value)
-    return [kept for text, where in found if (kept := _without_attribution(reader, text, where) if remove else text)]
+    found = read_texts(reader, value, path, "the system prompt")
+    return [kept for where, text in found if (kept := _without_attribution(reader, text, where) if remove else text)]
 
 
 def _without_attribution(reader: Reader, text: str, path: str) -> str:
@@ -94,7 +85,8 @@ class _Turn:
                 return self._system(is_over)
 
     def _system(self, is_over: bool) -> list[Message]:
-        texts = read_texts(self.reader, self.values.get("content"), f"{self.path}.content", "a system turn")
+        found = read_texts(self.reader, self.values.get("content"), f"{self.path}.content", "a system turn")
+        texts = [text for _, text in found]
         if self.values.get("clear_at") == "next_user_message" and is_over:
             where = f"{self.path}.clear_at"
             self.reader.report.changed(where, "a user turn follows, so the turn is left out")
