@@ -107,12 +107,12 @@ class ResponsesProjector:
         """Return one more `response.in_progress`, after `response.created` if that was not sent yet."""
         return self._begin() or self._event("response.in_progress", response=self._state("in_progress"))
 
-    def _event(self, name: str, **members: Any) -> bytes:
+    def _event(self, name: str, /, **members: Any) -> bytes:
         body = json.dumps({"type": name, "sequence_number": self._number, **members})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (name.encode(), body)
 
-    def _state(self, status: str, **members: Any) -> dict[str, Any]:
+    def _state(self, status: str, /, **members: Any) -> dict[str, Any]:
         return response(self._reply, self._head, status, **members)
 
     def _begin(self) -> bytes:

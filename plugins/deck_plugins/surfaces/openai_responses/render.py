@@ -149,7 +149,7 @@ def finished(
     return response(reply, head, "completed", output=output, usage=usage_of(usage), completed_at=now)
 
 
-def response(reply: Reply, head: ReplyHead, status: str, **members: Any) -> dict[str, Any]:
+def response(reply: Reply, head: ReplyHead, status: str, /, **members: Any) -> dict[str, Any]:
     """Return a `response` object in some state; `members` replace what they name.
 
     It has every member that the OpenAI SDK's strict types and the Open Responses schema ask for. Sampling is what is in
