@@ -10,7 +10,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -149,12 +149,17 @@ class Theatre:
     deck: LiveDeck
     port: int
 
+    def stage(self, tmp: Path, *turns: Turn) -> AbstractAsyncContextManager[Stage]:
+        """Set a stage on which the model takes these turns, one after each round of tools."""
+        return self.acting(tmp, play(*turns))
+
     @asynccontextmanager
-    async def stage(self, tmp: Path, *turns: Turn) -> AsyncIterator[Stage]:
+    async def acting(self, tmp: Path, script: Turn) -> AsyncIterator[Stage]:
+        """Set a stage on which the model does as a function says."""
         home, work = tmp / "home", tmp / "work"
         home.mkdir()
         work.mkdir()
-        fake = FakeLlama(play(*turns), port=self.port, n_ctx=32768, routes=ROUTES)
+        fake = FakeLlama(script, port=self.port, n_ctx=32768, routes=ROUTES)
         async with fake, Tap(self.deck.port) as tap, Outside() as outside:
             yield Stage(self.deck, fake, tap, outside, home, work)
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
-from e2e.clients.play import calls, results, says
+from e2e.clients.play import calls, results, rounds, says, text_of
 from e2e.clients.stage import MODEL, Ran, Stage, Theatre, bounded, needs
 from messages_automaton import check
 
+from deck.testing.fake_llama import Act, Received, Reply, refuse
+from deck.testing.frames import content, role
+
 pytestmark = needs("claude")
 MESSAGES = "/v1/messages"
+# A PNG of one pixel.
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
 
 
 def settings(stage: Stage) -> dict[str, str]:
@@ -67,6 +73,67 @@ async def test_a_tool_that_fails_is_told_to_the_model(theatre: Theatre, tmp_path
         stage.holds(MESSAGES, 2, check)
         (result,) = results(stage.bodies[-1])
         assert "does not exist" in result
+
+
+@bounded
+async def test_a_tool_that_was_left_out_at_first_is_found_and_called(theatre: Theatre, tmp_path: Path) -> None:
+    """Claude Code offers only some of its tools at once; the rest is named by references in a result."""
+    turns = calls(("ToolSearch", {"query": "select:WebFetch"})), says("There it is.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        ran = await claude(stage, "Fetch a page")
+        assert (ran.code, ran.out.strip()) == (0, "There it is."), ran
+        before, after = stage.bodies
+        new = {tool["function"]["name"] for tool in after["tools"] if tool not in before["tools"]}
+        assert new == {"WebFetch"}
+        assert "WebFetch" in results(after)[0]
+
+
+@bounded
+async def test_an_image_that_the_model_cannot_see_does_not_end_the_session(theatre: Theatre, tmp_path: Path) -> None:
+    turns = calls(("Read", {"file_path": str(tmp_path / "work" / "dot.png")})), says("I cannot see it.")
+    async with theatre.stage(tmp_path, *turns) as stage:
+        (stage.work / "dot.png").write_bytes(base64.b64decode(DOT))
+        ran = await claude(stage, "What is on dot.png?")
+        assert (ran.code, ran.out.strip()) == (0, "I cannot see it."), ran
+        assert [item.status for item in stage.tap.exchanges()] == [200, 400, 200]
+        (result,) = results(stage.bodies[-1])
+        assert "could not process image" in result
+
+
+@bounded
+async def test_a_full_context_is_summed_up_and_the_work_goes_on(theatre: Theatre, tmp_path: Path) -> None:
+    full = refuse(400, "too long", "exceed_context_size_error", n_prompt_tokens=40000, n_ctx=32768)
+    read = calls(("Read", {"file_path": str(tmp_path / "work" / "note.txt")}))
+
+    def script(request: Received) -> Reply:
+        last = text_of(request.json()["messages"][-1]["content"])
+        if "<summary>" in last:
+            return says("<summary>The note says purple-4711.</summary>")(request)
+        if "The note says purple-4711." in last:
+            return says("It says purple-4711.")(request)
+        return full if rounds(request.json()["messages"]) else read(request)
+
+    async with theatre.acting(tmp_path, script) as stage:
+        stage.write("note.txt", "the colour is purple-4711\n")
+        ran = await claude(stage, "What does note.txt say?")
+        assert (ran.code, ran.out.strip()) == (0, "It says purple-4711."), ran
+        assert [item.status for item in stage.tap.exchanges()] == [200, 400, 200, 200]
+
+
+@bounded
+async def test_an_answer_that_broke_off_is_asked_for_again_in_one_piece(theatre: Theatre, tmp_path: Path) -> None:
+    half = Reply(steps=(role(), content("Half of"), Act.CLOSE))
+
+    def script(request: Received) -> Reply:
+        return half if len(stage.fake.chats) == 1 else says("The whole.")(request)
+
+    async with theatre.acting(tmp_path, script) as stage:
+        ran = await claude(stage, "Say it")
+        assert (ran.code, ran.out.strip()) == (0, "The whole."), ran
+        streamed, buffered = stage.posts(MESSAGES)
+        assert check(streamed.answer).error is not None
+        assert not buffered.json().get("stream")
+        assert json.loads(buffered.answer)["content"][0]["text"] == "The whole."
 
 
 @bounded
