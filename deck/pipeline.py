@@ -150,7 +150,8 @@ class Pipeline:
             return self._shape_text(exchange, request, facts)
         if profile.capabilities.reasoning is False and request.reasoning != ReasoningSetting():
             if request.reasoning.enabled is not False:
-                report.ignored(request.reasoning.path, "this model does not think", field="reasoning_effort")
+                for path in request.reasoning.asked or (request.reasoning.path,):
+                    report.ignored(path, "this model does not think", field="reasoning_effort")
             request = replace(request, reasoning=ReasoningSetting())
         family, why = self._family(profile, facts)
         defaults = _plugin(family.name, family.defaults)

@@ -107,13 +107,17 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSetting:
-    """How to think; None = the model's own default; `path` is where the client asked for an effort."""
+    """How to think; None = the model's own default.
+
+    `path` is where the client asked for an effort, `asked` all the places where it asked for thinking, if told apart.
+    """
 
     enabled: bool | None = None
     effort: str | None = None
     budget: int | None = None
     preserve: bool | None = None
     path: str = "reasoning_effort"
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,8 +210,8 @@ class Decoder:
         self._parts.finish()
         usage = self._usage or _counted(self._timings or {})
         reason = self._reason or FinishReason.STOP
-        if reason is FinishReason.STOP and self._calls.count:
-            reason = FinishReason.TOOL_CALLS
+        if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+            reason = FinishReason.TOOL_CALLS if self._calls.count else FinishReason.STOP
         if self._prefill_only:
             reason, usage = FinishReason.LENGTH, Usage(usage.prompt, 0, usage.cached)
         elif reason is FinishReason.LENGTH and usage.completion and _is_below(usage.completion, self._budget):

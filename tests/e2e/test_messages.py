@@ -12,6 +12,7 @@ from anthropic.types import MessageParam, TextBlock, ThinkingBlock, ToolParam, T
 from e2e.live import LiveDeck
 from messages_automaton import MessagesStream, check
 from messages_support import COUNT, MESSAGES
+from pydantic import BaseModel
 
 pytestmark = pytest.mark.engine
 
@@ -222,6 +223,49 @@ def test_a_second_turn_reads_from_the_cache(client: anthropic.Anthropic) -> None
 def test_every_sampler_reaches_the_server_through_the_sdk(client: anthropic.Anthropic) -> None:
     extra = {"temperature": 0, "min_p": 0.05, "seed": 7, "repeat_penalty": 1.1, "top_k": 20}
     assert text_of(client.messages.create(**ask("Hello", extra_body=extra)))
+
+
+def test_the_sdks_beta_resource(client: anthropic.Anthropic) -> None:
+    body = ask("Hello", betas=["context-management-2025-06-27", "effort-2025-11-24"])
+    edits: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    answer = client.beta.messages.with_raw_response.create(**body, context_management=edits)
+    assert answer.parse().stop_reason == "end_turn"
+    assert answer.headers["x-athena-compatibility-ignored"] == "anthropic-beta, context_management"
+    with client.beta.messages.stream(**body) as stream:
+        assert stream.get_final_message().stop_reason == "end_turn"
+
+
+def test_the_sdk_runs_a_tool_by_itself(client: anthropic.Anthropic) -> None:
+    asked: list[str] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Weather of a city"""
+        asked.append(city)
+        return "22 C"
+
+    runner = client.beta.messages.tool_runner(
+        model="tiny-chat",
+        max_tokens=64,
+        tools=[get_weather],
+        messages=[{"role": "user", "content": "What's the weather in Paris?"}],
+        thinking=OFF,
+        thread=False,
+        extra_body={"temperature": 0},
+    )
+    final = runner.until_done()
+    assert asked == ["Paris"]
+    assert "22 C" in "".join(block.text for block in final.content if block.type == "text")
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_the_sdk_parses_an_answer_into_a_model(client: anthropic.Anthropic) -> None:
+    message = client.messages.parse(**ask("Return JSON: name Ana, age 31", output_format=Person))
+    assert isinstance(message.parsed_output, Person)
 
 
 # Errors, as the SDK raises them

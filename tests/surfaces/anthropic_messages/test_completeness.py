@@ -16,6 +16,7 @@ from anthropic.types.beta import message_create_params as beta_create
 from deck.api import Treatment
 from deck_plugins.surfaces.anthropic_messages.fields import (
     BLOCKS,
+    CHANGED_TOOL,
     CONTEXT_MANAGEMENT,
     COUNT,
     FIELDS,
@@ -200,6 +201,9 @@ def test_every_kind_of_tool_has_a_row(kind: str) -> None:
         (BLOCKS["tool_use"], [sdk.ToolUseBlockParam, beta.BetaToolUseBlockParam]),
         (BLOCKS["tool_result"], [sdk.ToolResultBlockParam, beta.BetaToolResultBlockParam]),
         (BLOCKS["tool_reference"], [sdk.ToolReferenceBlockParam, beta.BetaToolReferenceBlockParam]),
+        (BLOCKS["tool_addition"], [beta.BetaRequestToolAdditionBlockParam]),
+        (BLOCKS["tool_removal"], [beta.BetaRequestToolRemovalBlockParam]),
+        (CHANGED_TOOL, [beta.BetaToolChangeToolReferenceParam]),
         (SOURCE, [sdk.Base64ImageSourceParam, sdk.URLImageSourceParam]),
         (TOOL, [sdk.ToolParam, beta.BetaToolParam]),
         (TOOL_CHOICE, members(sdk.ToolChoiceParam)),

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from messages_support import (
     CALL,
+    OTHER,
     PIXEL,
+    TOOL,
     assistant,
     body,
     changed,
@@ -263,6 +265,57 @@ def test_a_system_turn_is_cleared_when_its_client_says_so(clear_at: str | None, 
     assert ("messages[].clear_at" in names) is not stays
 
 
+def change(kind: str, name: str = "now", **members: Any) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": kind, "tool": {"type": "tool_reference", "name": name}, **members}]}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "offered", "names"),
+    [
+        (["tool_addition"], ["read_note", "now"], (["messages[].content[]"], [])),
+        (["tool_removal"], ["read_note"], ([], ["messages[].content[]>tools"])),
+        (
+            ["tool_removal", "tool_addition"],
+            ["read_note", "now"],
+            (["messages[].content[]"], ["messages[].content[]>tools"]),
+        ),
+    ],
+)
+def test_tools_may_be_withdrawn_in_mid_conversation(
+    kinds: list[str], offered: list[str], names: tuple[list[str], list[str]]
+) -> None:
+    request = body(tools=[TOOL, OTHER], messages=[user(), *(change(kind) for kind in kinds), user("go on")])
+    got, report = upstream(request)
+    assert [item["function"]["name"] for item in got["tools"]] == offered
+    assert [item["role"] for item in got["messages"]] == ["user"]
+    assert (ignored(report), [name for name in changed(report) if name.endswith(">tools")]) == names
+
+
+def test_a_withdrawn_tool_cannot_be_forced() -> None:
+    request = body(tools=[TOOL, OTHER], messages=[user(), change("tool_removal")])
+    assert refusal({**request, "tool_choice": {"type": "tool", "name": "now"}}).param == "tool_choice.name"
+    alone = body(tools=[OTHER], messages=[user(), change("tool_removal")], tool_choice={"type": "any"})
+    assert refusal(alone).param == "tool_choice"
+
+
+def test_a_change_of_a_tool_that_is_not_there_is_reported() -> None:
+    _, report = upstream(body(tools=[TOOL], messages=[user(), change("tool_removal")]))
+    assert ignored(report) == ["messages[].content[]"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "tool_definition", "definition": {}}, "tool.type"),
+        ({"type": "tool_reference"}, "tool.name"),
+        ({"name": "now"}, "tool.type"),
+    ],
+)
+def test_a_change_of_another_form_is_refused(tool: dict[str, Any], param: str) -> None:
+    error = refusal(body(messages=[user(), change("tool_addition", tool=tool)]))
+    assert error.param in (f"messages[1].content[0].{param}", "messages[1].content[0].tool.definition")
+
+
 def test_the_effort_of_one_system_turn_is_reported() -> None:
     turn = {"role": "system", "content": "a", "output_config": {"effort": "low"}}
     assert report_of(user(), turn)[0] == ["messages[].output_config"]
@@ -329,7 +382,7 @@ REFUSED = [
     {"type": "container_upload", "file_id": "f"},
     {"type": "mcp_tool_use", "id": "x", "name": "n", "server_name": "s", "input": {}},
     {"type": "compaction", "content": "x"},
-    {"type": "tool_addition", "tool": {}},
+    {"type": "mcp_tool_listing", "mcp_server_name": "x", "tools": []},
 ]
 
 

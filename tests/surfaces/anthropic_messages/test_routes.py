@@ -67,6 +67,7 @@ def test_the_vendors_headers_are_reported_and_never_passed_on(deck: App) -> None
 
 @pytest.mark.parametrize("headers", [{"x-api-key": TOKEN}, {"authorization": f"Bearer {TOKEN}"}])
 def test_either_credential_is_enough(deck: App, headers: dict[str, str]) -> None:
+    """B167."""
     assert send(deck, token=None, headers=headers).status_code == 200
 
 
@@ -77,6 +78,26 @@ def test_a_stream_has_its_headers_and_frames(deck: App) -> None:
     assert answer.headers["x-accel-buffering"] == "no"
     assert answer.headers["request-id"]
     assert check(answer.content).text == "Hello!"
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"thinking": {"type": "adaptive"}}, "thinking"),
+        ({"output_config": {"effort": "high"}}, "output_config.effort"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "output_config.effort, thinking"),
+    ],
+)
+def test_a_model_that_does_not_think_says_so(tmp_path: Path, fields: dict[str, Any], names: str | None) -> None:
+    plain = 'id = "plain"\n{server}[capabilities]\nreasoning = false\n'
+    with app(tmp_path, profiles={"plain": plain}) as deck:
+        answer = send(deck, json=body(model="plain", **fields))
+        assert answer.headers.get("x-athena-compatibility-ignored") == names
+        sent = deck.fake.chats[-1].json()
+    assert "reasoning_effort" not in sent
+    assert "chat_template_kwargs" not in sent
 
 
 def test_metadata_goes_nowhere(deck: App) -> None:
@@ -320,6 +341,7 @@ async def read(client: httpx.AsyncClient, gate: asyncio.Event | None = None, **f
 
 @bounded
 async def test_prefill_is_bridged_by_pings_after_the_beginning(beating: Rig) -> None:
+    """B20: a client counts events, not comments."""
     gate = asyncio.Event()
     reply = Reply(steps=say("Hello").steps, before_headers=gate)
     async with beating.fake(reply), beating.client() as client:
@@ -367,6 +389,7 @@ async def test_a_refusal_after_pings_is_an_error_event(beating: Rig) -> None:
 
 @bounded
 async def test_a_client_that_leaves_frees_the_server(beating: Rig) -> None:
+    """B158."""
     async with beating.fake(Reply(steps=[role(), content("a"), Act.STALL])) as fake, beating.client() as client:
         async with client.stream("POST", MESSAGES, json=body(model="remote", stream=True)) as response:
             await Reader(response).until_text("text_delta")

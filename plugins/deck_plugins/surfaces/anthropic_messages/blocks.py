@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from deck.api import (
@@ -20,10 +21,19 @@ from deck.api import (
     wrong_type,
 )
 
-from .fields import BLOCKS, KINDS, SOURCE
+from .fields import BLOCKS, CHANGED_TOOL, KINDS, SOURCE
 
 # What a result says before its content when the client calls it an error; templates have no member for that.
 ERROR_LINE = "[this tool call failed]"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From `path` on, the tool `name` is offered or no longer offered."""
+
+    name: str
+    is_offered: bool
+    path: str
 
 
 def kind_of(item: Any, path: str, accepted: tuple[str, ...], where: str) -> str:
@@ -50,6 +60,14 @@ def read_text(reader: Reader, item: dict[str, Any], path: str) -> Text | None:
     """Return the text of a block, None = it is empty."""
     text = _required(reader.read(BLOCKS["text"], item, path), "text", path)
     return Text(text) if text else None
+
+
+def read_change(reader: Reader, item: dict[str, Any], path: str) -> Change:
+    """Return what a directive in mid-conversation makes of a tool."""
+    where = f"{path}.tool"
+    tool = reader.read(CHANGED_TOOL, _required(reader.read(BLOCKS[item["type"]], item, path), "tool", path), where)
+    _required(tool, "type", where)
+    return Change(_required(tool, "name", where), item["type"] == "tool_addition", path)
 
 
 def read_texts(reader: Reader, content: Any, path: str, where: str) -> list[tuple[str, str]]:

@@ -96,7 +96,9 @@ FIELDS = Table(
         Field.tolerated("n", (1,), "one answer per request"),
         *(Field.tolerated(name, (False,), _NO_PLACE, hint=True) for name in sorted(_ROOMLESS)),
         Field.refused("container", "Deck runs no containers"),
-        Field.refused("thread", "not supported; replay the full conversation instead"),
+        Field.refused(
+            "thread", "Deck keeps nothing; send the full conversation, with the SDK's runner by thread=False"
+        ),
         Field.refused("logprobs", _NO_PLACE),
         Field.refused("top_logprobs", _NO_PLACE),
         Field.refused("n_probs", _NO_PLACE),
@@ -137,6 +139,8 @@ KINDS = Table(
         Field.mapped("tool_use", anything("in assistant turns")),
         Field.mapped("tool_result", anything("in user turns")),
         Field.mapped("tool_reference", anything("in tool results, as a line of text")),
+        Field.mapped("tool_addition", anything("in system turns; the tools are those of tools, offered at once")),
+        Field.mapped("tool_removal", anything("in system turns; the tool is not offered")),
         Field.annotation("redacted_thinking", "only its maker can read it"),
         Field.annotation("fallback", "it marks a change of the vendor's model and says nothing"),
         Field.refused("document", _AS_TEXT),
@@ -159,10 +163,7 @@ KINDS = Table(
                 "mcp_tool_result",
             )
         ),
-        *(
-            Field.refused(name, "tools are listed in tools, and nowhere else")
-            for name in ("tool_addition", "tool_removal", "mcp_tool_listing")
-        ),
+        Field.refused("mcp_tool_listing", _ELSEWHERE),
     ),
 )
 
@@ -217,11 +218,24 @@ BLOCKS = {
             _CONTROL,
         ),
     ),
+    "tool_addition": Table(
+        "messages.messages[].content[tool_addition]", (_TYPE, Field.mapped("tool", mapping()), _CONTROL)
+    ),
+    "tool_removal": Table(
+        "messages.messages[].content[tool_removal]", (_TYPE, Field.mapped("tool", mapping()), _CONTROL)
+    ),
     "tool_reference": Table(
         "messages.messages[].content[].content[tool_reference]",
         (_TYPE, Field.mapped("tool_name", string(empty=False)), _CONTROL),
     ),
 }
+CHANGED_TOOL = Table(
+    "messages.messages[].content[].tool",
+    (
+        Field.mapped("type", one_of("tool_reference"), reason="tools are defined in tools, and nowhere else"),
+        Field.mapped("name", string(empty=False)),
+    ),
+)
 SOURCE = Table(
     "messages.messages[].content[image].source",
     (
@@ -313,6 +327,7 @@ TABLES = {
     "messages[]": MESSAGE,
     "messages[].content[].type": KINDS,
     **{f"messages[].content[{name}]": table for name, table in BLOCKS.items()},
+    "messages[].content[].tool": CHANGED_TOOL,
     "messages[].content[image].source": SOURCE,
     "tools[].type": HOSTED,
     "tools[]": TOOL,

@@ -6,13 +6,24 @@ from typing import Any
 
 from deck.api import Message, Part, Reader, Reasoning, Text, ToolCall, invalid, wrong_type
 
-from .blocks import kind_of, read_call, read_image, read_result, read_text, read_texts, read_thinking
+from .blocks import (
+    Change,
+    kind_of,
+    read_call,
+    read_change,
+    read_image,
+    read_result,
+    read_text,
+    read_texts,
+    read_thinking,
+)
 from .fields import KINDS, MESSAGE
 
 _SEPARATOR = "\n\n"
 # Claude Code's first line of system text; it differs in every request, which would lose the server's prompt cache.
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _USER = ("text", "image", "tool_result")
+_SYSTEM = ("text", "tool_addition", "tool_removal")
 _ASSISTANT = ("text", "thinking", "redacted_thinking", "tool_use", "fallback")
 _RANK: dict[type[Part], int] = {Reasoning: 0, Text: 1, ToolCall: 2}
 
@@ -44,8 +55,10 @@ def _without_attribution(reader: Reader, text: str, path: str) -> str:
     return rest
 
 
-def read_messages(reader: Reader, items: list[Any], *, remote_images: bool) -> tuple[Message, ...]:
-    """Return the turns in the client's order, results of tools before the rest of their turn.
+def read_messages(
+    reader: Reader, items: list[Any], *, remote_images: bool
+) -> tuple[tuple[Message, ...], tuple[Change, ...]]:
+    """Return the turns in the client's order, results of tools before the rest of their turn; and changes of tools.
 
     Raises:
         DeckError: a turn has a shape that cannot be honoured.
@@ -54,7 +67,8 @@ def read_messages(reader: Reader, items: list[Any], *, remote_images: bool) -> t
         raise invalid("messages: expected at least one message", "messages", "unsupported_value")
     turns = [_Turn(reader, item, f"messages[{place}]", remote_images) for place, item in enumerate(items)]
     last_user = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=-1)
-    return tuple(message for place, turn in enumerate(turns) for message in turn.read(is_over=place < last_user))
+    messages = [message for place, turn in enumerate(turns) for message in turn.read(is_over=place < last_user)]
+    return tuple(messages), tuple(change for turn in turns for change in turn.changes)
 
 
 class _Turn:
@@ -71,6 +85,7 @@ class _Turn:
             if name not in self.values:
                 raise invalid(f"{path}.{name} is required", f"{path}.{name}", "missing_required_parameter")
         self.role = self.values.get("role")
+        self.changes: list[Change] = []
         if self.role != "system" and "clear_at" in self.values:
             raise invalid(f"{path}.clear_at: only a system turn has it", f"{path}.clear_at", "unsupported_parameter")
 
@@ -85,8 +100,12 @@ class _Turn:
                 return self._system(is_over)
 
     def _system(self, is_over: bool) -> list[Message]:
-        found = read_texts(self.reader, self.values.get("content"), f"{self.path}.content", "a system turn")
-        texts = [text for _, text in found]
+        texts = []
+        for where, item in self._blocks():
+            if kind_of(item, where, _SYSTEM, "a system turn") != "text":
+                self.changes.append(read_change(self.reader, item, where))
+            elif (part := read_text(self.reader, item, where)) is not None:
+                texts.append(part.text)
         if self.values.get("clear_at") == "next_user_message" and is_over:
             where = f"{self.path}.clear_at"
             self.reader.report.changed(where, "a user turn follows, so the turn is left out")

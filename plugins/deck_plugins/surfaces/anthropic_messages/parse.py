@@ -9,6 +9,7 @@ from typing import Any
 from deck.api import (
     SAMPLING_NAMES,
     ChatRequest,
+    Message,
     Needs,
     Parsed,
     ParseOptions,
@@ -57,16 +58,14 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     if "context_management" in fields:
         _check_edits(reader, fields.get("context_management"), fields.path("context_management"))
     config = read_config(reader, fields)
-    tools, choice, parallel = read_tools(reader, fields)
+    messages, changes = read_messages(reader, fields.get("messages"), remote_images=options.remote_images)
+    tools, choice, parallel = read_tools(reader, fields, changes)
     thinking = read_thinking(reader, fields, config, options)
     stops = _stops(fields)
     stream = fields.get("stream", False)
     request = ChatRequest(
         model=fields.get("model"),
-        messages=(
-            *_system(reader, fields, options),
-            *read_messages(reader, fields.get("messages"), remote_images=options.remote_images),
-        ),
+        messages=(*_system(reader, fields, options), *messages),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
@@ -91,7 +90,7 @@ def _note_headers(report: Report, headers: Mapping[str, str]) -> None:
         report.ignored("anthropic-beta", "Deck's features need no switch", field="other")
 
 
-def _system(reader: Reader, fields: Values, options: ParseOptions) -> Any:
+def _system(reader: Reader, fields: Values, options: ParseOptions) -> tuple[Message, ...]:
     if "system" not in fields:
         return ()
     return read_system(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deck.api import (
@@ -56,9 +56,10 @@ def read_thinking(reader: Reader, fields: Values, config: Values | None, options
         # On this wire an effort goes beyond thinking, so that both together are no contradiction.
         reader.report.ignored(path, "thinking is off, and an effort governs nothing else here")
         effort = None
-    shown = path if effort is not None else fields.path("thinking")
+    asked = [fields.path(name) for name in ("thinking", "reasoning_budget_tokens") if name in fields]
+    asked += [path] if effort is not None else []
     return Thinking(
-        setting=ReasoningSetting(setting.enabled, effort, setting.budget, setting.preserve, shown),
+        setting=replace(setting, effort=effort, path=path or setting.path, asked=tuple(asked)),
         is_hidden=is_hidden,
         template_kwargs=kwargs,
     )

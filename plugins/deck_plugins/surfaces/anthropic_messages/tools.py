@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from deck.api import Reader, Tool, ToolChoice, Treatment, Values, invalid, out_of_range, wrong_type
 
+from .blocks import Change
 from .fields import HOSTED, TOOL, TOOL_CHOICE
 
 _STRICT = "llama-server constrains the call by a grammar; strictness beyond it is not promised"
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def read_tools(reader: Reader, fields: Values) -> tuple[tuple[Tool, ...], ToolChoice | None, bool | None]:
+def read_tools(
+    reader: Reader, fields: Values, changes: Iterable[Change]
+) -> tuple[tuple[Tool, ...], ToolChoice | None, bool | None]:
     """Return the tools to offer, the choice, and False where only one call at a time is wanted.
 
     Raises:
@@ -25,6 +29,9 @@ def read_tools(reader: Reader, fields: Values) -> tuple[tuple[Tool, ...], ToolCh
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled:
         raise invalid(f"{where}: {doubled!r} is defined twice", where)
+    withdrawn = _withdrawn(reader, names, changes)
+    tools = tuple(tool for tool in tools if tool.name not in withdrawn)
+    names = [tool.name for tool in tools]
     if "tool_choice" not in fields:
         return tools, None, None
     choice, parallel = _choice(reader, fields.get("tool_choice"), fields.path("tool_choice"), names)
@@ -32,6 +39,21 @@ def read_tools(reader: Reader, fields: Values) -> tuple[tuple[Tool, ...], ToolCh
         reader.report.ignored(fields.path("tool_choice"), "no tools are offered")
         return (), None, None
     return tools, choice, parallel
+
+
+def _withdrawn(reader: Reader, names: list[str], changes: Iterable[Change]) -> set[str]:
+    """Return the tools that the conversation has withdrawn by its end."""
+    withdrawn: set[str] = set()
+    for change in changes:
+        if change.name not in names:
+            reader.report.ignored(change.path, "no tool of that name is offered")
+        elif change.is_offered:
+            withdrawn.discard(change.name)
+            reader.report.ignored(change.path, "the tools are offered from the beginning")
+        else:
+            withdrawn.add(change.name)
+            reader.report.changed(change.path, "the tool is not offered at all", shown=f"{change.path}>tools")
+    return withdrawn
 
 
 def _tool(reader: Reader, item: Any, path: str) -> Tool | None:
