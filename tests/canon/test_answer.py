@@ -43,6 +43,26 @@ def test_a_failure_is_raised(tape: Tape) -> None:
         folded(*tape.events)
 
 
+def test_logprobs_are_those_of_the_whole_and_of_each_part() -> None:
+    one, two, three = {"token": "a"}, {"token": "b"}, {"token": "c"}
+    answer = folded(
+        Start(),
+        *part(0, PartStart(0, "reasoning")),
+        PartStart(1, "text"),
+        PartDelta(1, "a", (one,)),
+        PartDelta(1, "", (two,)),
+        PartEnd(1),
+        *part(2, PartStart(2, "tool_call", "idididid1", "f"), "{}"),
+        PartStart(3, "text"),
+        PartDelta(3, "c", (three,)),
+        PartEnd(3),
+        end(),
+    )
+    assert answer.logprobs == (one, two, three)
+    assert answer.part_logprobs == ((one, two), (), (three,))
+    assert len(answer.part_logprobs) == len(answer.parts)
+
+
 def test_what_a_failure_carries_is_what_is_raised() -> None:
     error = DeckError(ErrorKind.CONTEXT_LENGTH, "too long", limits=(9, 8))
     with pytest.raises(DeckError) as caught:

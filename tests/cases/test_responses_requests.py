@@ -347,6 +347,16 @@ def test_the_sampling_in_effect_is_shown(tmp_path: Path) -> None:
             assert found["max_output_tokens"] == 9
 
 
+def test_what_the_server_says_of_itself_is_shown_once_it_is_asked(tmp_path: Path) -> None:
+    params = {"temperature": 0.30000001192092896, "top_p": 0.5, "presence_penalty": 0, "max_tokens": -1, "samplers": []}
+    props = {"default_generation_settings": {"n_ctx": 4096, "params": params}, "total_slots": 1}
+    with app(tmp_path, [say("Hello")], routes={"/props": props}) as running:
+        whole = running.send("POST", ROUTE, json=body(top_p=1)).json()
+        stream = check(running.send("POST", ROUTE, json=body(top_p=1, stream=True)).content)
+    for found in (whole, stream.final, stream.events[0]["response"]):
+        assert (found["temperature"], found["top_p"], found["max_output_tokens"]) == (0.3, 1, None)
+
+
 def test_a_count_of_a_model_that_is_not_loaded_says_so(deck: App) -> None:
     answer = deck.send("POST", f"{ROUTE}/input_tokens", json=body(instructions="Be brief."))
     assert answer.status_code == 200, answer.text

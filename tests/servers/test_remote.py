@@ -13,6 +13,7 @@ from deck.contracts import Address, ServerState
 from deck.errors import DeckError
 from deck.profile import Profile, ServerSettings
 from deck.servers import LocalLauncher
+from deck.servers.probe import facts_of
 from deck.servers.remote import Remote, address_of
 from deck.testing.fake_llama import FakeLlama
 
@@ -35,6 +36,14 @@ def test_it_is_asked_what_it_is_with_the_key_from_the_environment() -> None:
             assert server.state is ServerState.STOPPED
 
     asyncio.run(main())
+
+
+def test_its_own_sampling_is_known_where_it_tells() -> None:
+    params = {"temperature": 0.800000011920929, "top_k": 40, "seed": 4294967295, "samplers": ["top_k"], "stream": True}
+    found = facts_of({"default_generation_settings": {"n_ctx": 8, "params": params}}, {})
+    assert found.sampling == {"temperature": 0.8, "top_k": 40, "seed": 4294967295}
+    assert facts_of({"default_generation_settings": {"params": []}}, {}).sampling == {}
+    assert facts_of({}, {}).sampling == {}
 
 
 @pytest.mark.parametrize(("environ", "message"), [({}, "MY_KEY is not set"), ({"MY_KEY": "other"}, "401")])
