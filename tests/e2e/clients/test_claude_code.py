@@ -6,6 +6,7 @@ import base64
 import json
 from pathlib import Path
 
+import pytest
 from e2e.clients.play import calls, results, rounds, says, text_of
 from e2e.clients.stage import MODEL, Ran, Stage, Theatre, bounded, needs
 from messages_automaton import check
@@ -16,7 +17,9 @@ from deck.testing.frames import content, role
 pytestmark = needs("claude")
 MESSAGES = "/v1/messages"
 # A PNG of one pixel.
-DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+)
 
 
 def settings(stage: Stage) -> dict[str, str]:
@@ -88,16 +91,22 @@ async def test_a_tool_that_was_left_out_at_first_is_found_and_called(theatre: Th
         assert "WebFetch" in results(after)[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [("dot.png", DOT, "could not process image"), ("page.pdf", b"%PDF-1.4\n%%EOF\n", "could not process PDF")],
+)
 @bounded
-async def test_an_image_that_the_model_cannot_see_does_not_end_the_session(theatre: Theatre, tmp_path: Path) -> None:
-    turns = calls(("Read", {"file_path": str(tmp_path / "work" / "dot.png")})), says("I cannot see it.")
+async def test_a_file_that_the_model_cannot_take_does_not_end_the_session(
+    theatre: Theatre, tmp_path: Path, name: str, data: bytes, said: str
+) -> None:
+    turns = calls(("Read", {"file_path": str(tmp_path / "work" / name)})), says("I cannot see it.")
     async with theatre.stage(tmp_path, *turns) as stage:
-        (stage.work / "dot.png").write_bytes(base64.b64decode(DOT))
-        ran = await claude(stage, "What is on dot.png?")
+        (stage.work / name).write_bytes(data)
+        ran = await claude(stage, f"What is on {name}?")
         assert (ran.code, ran.out.strip()) == (0, "I cannot see it."), ran
         assert [item.status for item in stage.tap.exchanges()] == [200, 400, 200]
         (result,) = results(stage.bodies[-1])
-        assert "could not process image" in result
+        assert said in result
 
 
 @bounded

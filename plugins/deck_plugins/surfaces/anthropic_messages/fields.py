@@ -143,7 +143,8 @@ KINDS = Table(
         Field.mapped("tool_removal", anything("in system turns; the tool is not offered")),
         Field.annotation("redacted_thinking", "only its maker can read it"),
         Field.annotation("fallback", "it marks a change of the vendor's model and says nothing"),
-        Field.refused("document", _AS_TEXT),
+        # At "could not process pdf" Claude Code takes the document out, tells the model so, and goes on.
+        Field.refused("document", "could not process PDF or any other document; send its text as a text block instead"),
         Field.refused("search_result", _AS_TEXT),
         Field.refused("browser_state", _AS_TEXT),
         Field.refused("container_upload", "Deck keeps no files; send the content as a text block instead"),
