@@ -49,6 +49,8 @@ async def test_a_file_is_read_and_the_answer_is_printed(theatre: Theatre, tmp_pa
         stage.holds(MESSAGES, 2, check)
         (result,) = results(stage.bodies[-1])
         assert "the colour is purple-4711" in result
+        # It asks not to be shown thoughts, and still brings them back.
+        assert [item.get("reasoning_content") for item in stage.bodies[-1]["messages"]][-2] == "Let me look."
 
 
 @bounded

@@ -192,7 +192,9 @@ BLOCKS = {
         (
             _TYPE,
             Field.mapped("thinking", string()),
-            Field.annotation("signature", "it carries no meaning here"),
+            Field.mapped(
+                "signature", string(), reason="of a thought that was not shown it holds the thought; else ignored"
+            ),
             _CONTROL,
         ),
     ),
