@@ -29,11 +29,10 @@ def calls(*wanted: tuple[str, Mapping[str, Any]], thought: str = "Let me look.",
     return turn
 
 
-def says(text: str) -> Turn:
-    """End the loop with an answer."""
-    return lambda request: Reply(
-        steps=(role(), *(content(piece) for piece in _cut(text)), finish(), usage(1300, 9), done())
-    )
+def says(text: str, prompt: int = 1300) -> Turn:
+    """End the loop with an answer; `prompt` is how many tokens the model says that it read."""
+    words = [content(piece) for piece in _cut(text)]
+    return lambda request: Reply(steps=(role(), *words, finish(), usage(prompt, 9), done()))
 
 
 def play(*turns: Turn) -> Turn:

@@ -105,16 +105,24 @@ class Stage:
         assert process.returncode is not None
         return Ran(process.returncode, out.decode(), err.decode())
 
-    async def show(self, program: str, *arguments: str, until: Callable[[str], object], **environment: str) -> None:
-        """Run a client on a terminal until what was drawn satisfies a claim, and end it.
+    async def show(self, program: str, *arguments: str, until: Callable[[], object], **environment: str) -> None:
+        """Run a client on a terminal until a claim holds, and end it.
 
         Raises:
-            TimeoutError: it never did; the client has been ended.
+            TimeoutError: it never held, with what was drawn; the client has been ended.
         """
         with Terminal() as terminal:
-            async with self._started(program, arguments, environment, (terminal.inner,) * 3):
-                while not until(terminal.drawn):
-                    await asyncio.sleep(0.01)
+            try:
+                async with self._started(program, arguments, environment, (terminal.inner,) * 3):
+                    while not until():
+                        await asyncio.sleep(0.01)
+            except TimeoutError as error:
+                raise TimeoutError(terminal.drawn[-3000:]) from error
+
+    def answered(self, path: str, said: bytes) -> bool:
+        """Tell whether all that was asked at a path is answered to the end, the last time with these words."""
+        posts = self.posts(path)
+        return len(posts) == len(self.fake.chats) and any(said in post.answer for post in posts)
 
     @asynccontextmanager
     async def _started(

@@ -155,10 +155,12 @@ async def test_on_a_terminal_it_works_alike(theatre: Theatre, tmp_path: Path) ->
         known = {"hasCompletedOnboarding": True, "projects": {str(stage.work): {"hasTrustDialogAccepted": True}}}
         (stage.home / ".claude.json").write_text(json.dumps(known))
 
-        def is_answered(drawn: str) -> bool:
-            return "purple-4711" in drawn and len(stage.posts(MESSAGES)) == len(stage.fake.chats)
-
-        await stage.show("claude", "What does note.txt say?", until=is_answered, **settings(stage))
+        await stage.show(
+            "claude",
+            "What does note.txt say?",
+            until=lambda: stage.answered(MESSAGES, b"purple"),
+            **settings(stage),
+        )
         stage.holds(MESSAGES, 2, check)
         (result,) = results(stage.bodies[-1])
         assert "the colour is purple-4711" in result
