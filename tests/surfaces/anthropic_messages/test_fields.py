@@ -67,6 +67,13 @@ def thinks(on: bool, **members: Any) -> dict[str, Any]:
         ({"json_schema": ANY}, formatted(ANY)),
         ({"output_config": {"format": {"type": "json_schema", "schema": ANY}}}, formatted(ANY)),
         ({"output_format": {"type": "json_schema", "schema": ANY}}, formatted(ANY)),
+        (
+            {
+                "output_format": {"type": "json_schema", "schema": ANY},
+                "output_config": {"format": {"type": "json_schema", "schema": ANY}},
+            },
+            formatted(ANY),
+        ),
         ({"output_config": {"format": None, "effort": None}}, {}),
         ({"output_config": {}}, {}),
         ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
@@ -203,6 +210,7 @@ def test_what_has_no_effect_is_reported_under_the_clients_path(fields: dict[str,
             {"max_tokens": 1, "thinking": {"type": "enabled", "budget_tokens": 1024}},
             "thinking.budget_tokens=1024>0",
         ),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.type=enabled>disabled"),
         ({"tools": [TOOL], "tool_choice": {"type": "none"}}, "tool_choice=none>tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "read_note"}}, "tool_choice>tools"),
         ({"output_format": {"type": "json_schema", "schema": ANY}}, "output_format>output_config.format"),
@@ -265,7 +273,7 @@ def test_an_effort_that_the_template_does_not_know_is_reported() -> None:
         (
             {
                 "output_config": {"format": {"type": "json_schema", "schema": ANY}},
-                "output_format": {"type": "json_schema", "schema": ANY},
+                "output_format": {"type": "json_schema", "schema": {}},
             },
             "output_format",
         ),

@@ -314,6 +314,11 @@ def test_tools_may_be_withdrawn_in_mid_conversation(
     assert (ignored(report), [name for name in changed(report) if name.endswith(">tools")]) == names
 
 
+@pytest.mark.parametrize("turns", [[{"role": "system", "content": ""}], [change("tool_addition")]])
+def test_turns_that_say_nothing_are_no_conversation(turns: list[Any]) -> None:
+    assert refusal(body(messages=turns, tools=[OTHER])).param == "messages"
+
+
 def test_a_withdrawn_tool_cannot_be_forced() -> None:
     request = body(tools=[TOOL, OTHER], messages=[user(), change("tool_removal")])
     assert refusal({**request, "tool_choice": {"type": "tool", "name": "now"}}).param == "tool_choice.name"

@@ -50,7 +50,7 @@ _PROMPT = (
     Field.mapped("thinking", mapping()),
     Field.mapped("output_config", mapping()),
     Field.mapped("output_format", mapping(), reason="deprecated: read as output_config.format"),
-    Field.mapped("context_management", mapping()),
+    Field.mapped("context_management", mapping(), reason="only clear_thinking_20251015 with keep all, which is listed"),
     Field.mapped("chat_template_kwargs", mapping(), extension=True),
     Field.mapped("reasoning_effort", one_of("none", "minimal", *_EFFORTS), extension=True),
     Field.annotation("cache_control", _CACHE),

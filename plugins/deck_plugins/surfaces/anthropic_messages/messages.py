@@ -68,6 +68,8 @@ def read_messages(
     turns = [_Turn(reader, item, f"messages[{place}]", remote_images) for place, item in enumerate(items)]
     last_user = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=-1)
     messages = [message for place, turn in enumerate(turns) for message in turn.read(is_over=place < last_user)]
+    if not messages:
+        raise invalid("messages: expected at least one turn with something in it", "messages", "unsupported_value")
     return tuple(messages), tuple(change for turn in turns for change in turn.changes)
 
 

@@ -73,6 +73,9 @@ def _thinking(reader: Reader, merge: reasoning.ReasoningMerge, fields: Values) -
     enabled = inner.get("type") != "disabled"
     budget = inner.get("budget_tokens")
     if enabled and budget is not None:
+        if budget == 0:
+            reason = "without a budget there is no thinking"
+            reader.report.changed(f"{path}.type", reason, shown=f"{path}.type={inner.get('type')}>disabled")
         budget = _within(reader, budget, f"{path}.budget_tokens", fields.get("max_tokens"))
         enabled = budget > 0
     merge.say("enabled", enabled, f"{path}.type")
@@ -140,7 +143,8 @@ def _outputs(reader: Reader, fields: Values, config: Values | None) -> list[Outp
     if "output_format" in fields:
         where = fields.path("output_format")
         reader.report.changed(where, "is read as output_config.format", shown=f"{where}>output_config.format")
-        found.append(_format(reader, fields.get("output_format"), where))
+        if config is None or config.get("format") != fields.get("output_format"):
+            found.append(_format(reader, fields.get("output_format"), where))
     if "json_schema" in fields:
         schema, where = fields.get("json_schema"), fields.path("json_schema")
         if not isinstance(schema, dict):
