@@ -46,7 +46,7 @@ def _limit(sampling: dict[str, Any], name: str, limit: float, report: Report, pa
     value = sampling.get(name)
     if value is None and name == "max_tokens":
         sampling[name] = limit
-        report.changed(name, "the profile limits the answer's length", shown=f"{name}>{limit}")
+        report.changed(path, "the profile limits the answer's length", shown=f"{path}>{limit}", field=name)
     elif isinstance(value, int | float) and not isinstance(value, bool) and value > limit:
         sampling[name] = limit
         report.changed(path, "clamped to the profile's limit", shown=f"{path}={value}>{limit}", field=name)

@@ -345,6 +345,9 @@ def test_the_sampling_in_effect_is_shown(tmp_path: Path) -> None:
         ):
             assert (found["temperature"], found["top_p"], found["presence_penalty"]) == (0.25, 0.5, 1)
             assert found["max_output_tokens"] == 9
+        answer = running.send("POST", ROUTE, json={"model": "tuned", "input": "hi"})
+        assert answer.json()["max_output_tokens"] == 9
+        assert answer.headers["x-athena-compatibility-changed"] == "max_output_tokens>9"
 
 
 def test_what_the_server_says_of_itself_is_shown_once_it_is_asked(tmp_path: Path) -> None:

@@ -208,9 +208,13 @@ def test_what_is_refused_names_the_clients_own_path(fields: dict[str, Any], para
     assert param.split("[")[0].split(".")[-1] in error.message
 
 
-@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-def test_what_is_stored_elsewhere_is_refused_with_the_remedy(name: str) -> None:
-    assert "not supported; replay the full input instead" in refusal(body(**{name: "x"})).message
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("previous_response_id", "x"), ("conversation", {"id": "x"}), ("prompt", {"id": "x"}), ("background", True)],
+)
+def test_what_needs_storage_is_refused_with_the_remedy(name: str, value: Any) -> None:
+    assert "not supported; replay the full input instead" in refusal(body(**{name: value})).message
+    upstream(body(**{name: None}))
 
 
 @pytest.mark.parametrize(

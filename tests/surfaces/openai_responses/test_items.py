@@ -119,6 +119,10 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
             user("more"),
         ],
     ),
+    "a thought as Codex may write it": (
+        [user(), {"type": "reasoning", "summary": [], "content": [text("hm", "text")]}, said("yes"), user()],
+        [user(), assistant("yes", reasoning_content="hm"), user()],
+    ),
     "a summary alone": (
         [user(), thought(summary="need a", encrypted_content="ZW5j"), call(), output()],
         [user(), called(ONE, reasoning_content="need a"), tool()],
@@ -328,6 +332,11 @@ def test_a_reference_without_a_type_is_one() -> None:
         ([call(5)], "input[0].arguments", "invalid_type"),
         ([call(caller={"type": "program", "caller_id": "x"})], "input[0].caller", "unsupported_value"),
         ([call(**{"async": True})], "input[0].async", "unsupported_value"),
+        (
+            [{"type": "custom_tool_call", "call_id": "x", "name": "y"}],
+            "input[0].input",
+            "missing_required_parameter",
+        ),
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id", "missing_required_parameter"),
         ([output(5)], "input[0].output", "invalid_type"),
         ([output({"a": 1})], "input[0].output", "invalid_type"),

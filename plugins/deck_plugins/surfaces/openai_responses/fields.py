@@ -33,7 +33,7 @@ _CHAT = "it belongs to /v1/chat/completions; /v1/responses takes "
 _MOVED = frozenset({"max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"})
 
 _SAMPLERS = tuple(replace(field, extension=True) for field in SAMPLING if field.name not in _MOVED)
-_REASONING = tuple(field for field in reasoning.REASONING_FIELDS if field.name != "reasoning")
+_REASONING = tuple(replace(field, extension=True) for field in reasoning.REASONING_FIELDS if field.name != "reasoning")
 
 FIELDS = Table(
     "responses",
@@ -80,7 +80,7 @@ FIELDS = Table(
         Field.annotation("personality", "Deck gives models no personalities"),
         Field.annotation("provider", "Deck routes by model and profile"),
         Field.tolerated("service_tier", ("auto", "default"), "there is one tier here", hint=True),
-        Field.tolerated("background", (False,), "not supported; keep the connection open instead"),
+        Field.tolerated("background", (False,), REPLAY + ", and keep the connection open"),
         Field.tolerated("context_management", ([],), "Deck compacts nothing; " + REPLAY.partition("; ")[2]),
         Field.tolerated(
             "image",
@@ -90,7 +90,7 @@ FIELDS = Table(
         Field.tolerated("n", (1,), "one completion per request"),
         Field.refused("previous_response_id", REPLAY),
         Field.refused("conversation", REPLAY),
-        Field.refused("prompt", "stored prompts are not supported; send instructions and input instead"),
+        Field.refused("prompt", REPLAY),
         Field.refused("background_options", "background responses are not supported"),
         Field.refused("messages", _CHAT + "input"),
         Field.refused("response_format", _CHAT + "text.format"),

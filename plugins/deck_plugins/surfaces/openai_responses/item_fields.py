@@ -175,6 +175,7 @@ PARTS = {
 # In the parts of a reasoning item, and nowhere else.
 THOUGHTS = {
     "reasoning_text": Table("responses.input[reasoning].content[]", (_TYPE, Field.mapped("text", string()))),
+    "text": Table("responses.input[reasoning].content[text]", (_TYPE, Field.mapped("text", string(), extension=True))),
     "summary_text": Table("responses.input[reasoning].summary[]", (_TYPE, Field.mapped("text", string()))),
 }
 AUDIO = Table(

@@ -167,7 +167,9 @@ class _Items:
 
     def _custom_call(self, item: dict[str, Any], path: str) -> None:
         values = self._reader.read(CUSTOM_CALL, item, path)
-        arguments = json.dumps({ARGUMENT: values.get("input", "")}).decode()
+        if "input" not in values:
+            raise invalid(f"{path}.input is required", f"{path}.input", "missing_required_parameter")
+        arguments = json.dumps({ARGUMENT: values.get("input")}).decode()
         shown = f"{path}:custom_tool_call>function_call"
         reason = "is carried as a function call with one string argument"
         self._reader.report.changed(path, reason, shown=shown)

@@ -27,6 +27,7 @@ TABLES: dict[str, Table] = {
     "input[].content[].image_url": item_fields.IMAGE,
     "input[].content[].input_audio": item_fields.AUDIO,
     "input[reasoning].content[]": item_fields.THOUGHTS["reasoning_text"],
+    "input[reasoning].content[text]": item_fields.THOUGHTS["text"],
     "input[reasoning].summary[]": item_fields.THOUGHTS["summary_text"],
     "tools[].type": tool_fields.TOOLS,
     "tools[function]": tool_fields.FUNCTION,

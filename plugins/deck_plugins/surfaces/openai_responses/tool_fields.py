@@ -33,7 +33,7 @@ TOOLS = Table(
     ),
 )
 
-_SHARED = (
+_BOTH = (
     Field.annotation("defer_loading", "all tools are offered at once"),
     Field.annotation("async", "results are awaited"),
     Field.tolerated(
@@ -52,7 +52,7 @@ FUNCTION = Table(
         Field.mapped("parameters", mapping()),
         Field.mapped("strict", boolean()),
         Field.annotation("output_schema", "results are read as the client writes them"),
-        *_SHARED,
+        *_BOTH,
     ),
 )
 CUSTOM = Table(
@@ -62,7 +62,7 @@ CUSTOM = Table(
         Field.mapped("name", NAME),
         Field.mapped("description", string()),
         Field.mapped("format", mapping()),
-        *_SHARED,
+        *_BOTH,
     ),
 )
 CUSTOM_FORMAT = Table(

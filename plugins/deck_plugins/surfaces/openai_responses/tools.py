@@ -68,7 +68,7 @@ def read_tools(reader: Reader, fields: Values) -> Offered:
     if "tool_choice" in fields:
         value, where = fields.get("tool_choice"), fields.path("tool_choice")
         choice = _choice(reader, offered, value, where)
-        offered.shown_choice = value
+        offered.shown_choice = _shown(value, choice)
         if not offered.tools and choice.mode == "required":
             raise invalid(f"{where}: a call is required but no tools are offered", where)
         offered.choice = choice if offered.tools else None
@@ -205,6 +205,17 @@ def _choice(reader: Reader, offered: Offered, value: Any, path: str) -> ToolChoi
     return choice
 
 
+def _shown(value: Any, choice: ToolChoice) -> Any:
+    """Return a choice in the wire's own form, whichever form it came in."""
+    if not isinstance(value, dict) or value.get("type") in _MODES:
+        return choice.mode
+    if value["type"] == "allowed_tools":
+        return value
+    name = value.get("name") or value["function"]["name"]
+    namespace = {"namespace": value["namespace"]} if value.get("namespace") else {}
+    return {"type": value["type"], "name": name} | namespace
+
+
 def _read_choice(reader: Reader, offered: Offered, value: Any, path: str) -> ToolChoice:
     if isinstance(value, str):
         if value not in _MODES:
@@ -214,6 +225,8 @@ def _read_choice(reader: Reader, offered: Offered, value: Any, path: str) -> Too
         raise wrong_type(path, "a string or an object", value)
     choice = reader.read(CHOICE, value, path)
     kind = choice.get("type")
+    if kind in _MODES and len(choice.values) == 1:
+        return ToolChoice(_MODES[kind])
     if kind in ("function", "custom"):
         return ToolChoice("required", _named(offered, choice, path))
     if kind == "allowed_tools":
