@@ -28,7 +28,7 @@ PROGRAMS = ROOT / "build" / "clients" / "node_modules" / ".bin"
 MODEL = "my-model"
 # A model that Codex knows by this name gets other tools from it than one that it does not know.
 KNOWN = "gpt-5.5"
-SECONDS = 60.0
+SECONDS = 120.0
 PROFILE = """
 id = "{model}"
 aliases = ["{known}"]
