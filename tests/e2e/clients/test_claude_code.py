@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from e2e.clients.play import calls, results, rounds, says, text_of
-from e2e.clients.stage import MODEL, Ran, Stage, Theatre, bounded, needs
+from e2e.clients.stage import MODEL, Ran, Stage, Theatre, bounded, needs, notes
 from messages_automaton import check
 
 from deck.testing.fake_llama import Act, Received, Reply, refuse
@@ -16,6 +16,17 @@ from deck.testing.frames import content, role
 
 pytestmark = needs("claude")
 MESSAGES = "/v1/messages"
+# What docs/clients.md lists.
+IGNORED = [
+    "?beta",
+    "anthropic-beta",
+    "context_management",
+    "messages[].content[].cache_control",
+    "metadata",
+    "system[]",
+    "system[].cache_control",
+    "tools[].defer_loading",
+]
 # A PNG of one pixel.
 DOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
@@ -49,6 +60,9 @@ async def test_a_file_is_read_and_the_answer_is_printed(theatre: Theatre, tmp_pa
         stage.holds(MESSAGES, 2, check)
         (result,) = results(stage.bodies[-1])
         assert "the colour is purple-4711" in result
+        for post in stage.posts(MESSAGES):
+            assert notes(post, "ignored") == IGNORED
+            assert notes(post, "changed") == ["messages[].role=system>user", "messages[]:user+user"]
         # It asks not to be shown thoughts, and still brings them back.
         assert [item.get("reasoning_content") for item in stage.bodies[-1]["messages"]][-2] == "Let me look."
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.clients.play import calls, results, says, text_of
-from e2e.clients.stage import KNOWN, MODEL, Ran, Stage, Theatre, bounded, needs
+from e2e.clients.stage import KNOWN, MODEL, Ran, Stage, Theatre, bounded, needs, notes
 from responses_automaton import check
 
 from deck.testing.fake_llama import Act, Received, Reply, refuse
@@ -16,6 +16,23 @@ from deck.testing.frames import content, role
 
 pytestmark = needs("codex")
 RESPONSES = "/v1/responses"
+# What docs/clients.md lists.
+IGNORED = [
+    "client_metadata",
+    "include[](reasoning.encrypted_content)",
+    "input[].id",
+    "prompt_cache_key",
+    "reasoning.summary",
+    "store",
+    "tools[](web_search)",
+]
+LATER = {"input[].content[].annotations", "input[].content[].logprobs", "input[].status"}
+CHANGED = [
+    "input[].role=developer>system",
+    "input[]:system+system",
+    "input[]:user+user",
+    "tools[]:namespace>function",
+]
 CONFIG = """
 model = "{model}"
 model_provider = "deck"
@@ -63,6 +80,10 @@ async def test_a_file_is_read_and_the_answer_is_printed(theatre: Theatre, tmp_pa
     async with theatre.stage(tmp_path, *turns) as stage:
         stage.write("note.txt", "the colour is purple-4711\n")
         says_the_note(stage, await codex(stage, "What does note.txt say?"))
+        first, second = stage.posts(RESPONSES)
+        assert notes(first, "ignored") == IGNORED
+        assert set(notes(second, "ignored")) - set(IGNORED) == LATER
+        assert notes(first, "changed") == notes(second, "changed") == CHANGED
 
 
 @bounded
