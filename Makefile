@@ -5,7 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STATE ?= .deck
 
-.PHONY: serve test lint types imports unit docs check-python clean bench
+CLIENTS := build/clients
+
+.PHONY: serve test lint types imports unit docs check-python clean bench clients test-clients
 
 serve: $(VENV)/.serve
 	$(BIN)/deck serve --state $(STATE)
@@ -30,6 +32,18 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(MAKE) -C tests/bench run PYTHON=$(abspath $(BIN)/python)
+
+# Claude Code and Codex, at the versions of the lock file; needs npm.
+clients: $(CLIENTS)/.installed
+
+$(CLIENTS)/.installed: tests/e2e/clients/package.json tests/e2e/clients/package-lock.json
+	mkdir -p $(CLIENTS)
+	cp $^ $(CLIENTS)/
+	cd $(CLIENTS) && npm install --no-save --no-audit --no-fund --loglevel=error
+	touch $@
+
+test-clients: $(VENV)/.dev clients
+	$(BIN)/python -m pytest -ra tests/e2e/clients
 
 check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

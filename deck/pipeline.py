@@ -452,7 +452,7 @@ def _check_declared(request: Request, profile: Profile) -> None:
         return
     for kind, word, declared in ((Image, "images", capabilities.vision), (Audio, "audio", capabilities.audio)):
         if declared is False and (origin := has_kind(request, kind)) is not None:
-            raise invalid(f"{origin}.content: the model {profile.id!r} takes no {word}", f"{origin}.content")
+            raise _unreadable(origin, kind, f"the model {profile.id!r} takes no {word}")
     if request.tools and capabilities.tools is False:
         raise invalid(f"tools: the model {profile.id!r} calls no tools", "tools")
 
@@ -462,4 +462,9 @@ def _check_measured(request: ChatRequest, facts: Facts) -> None:
         return
     for kind, modality, word in ((Image, "vision", "images"), (Audio, "audio", "audio")):
         if facts.modalities.get(modality) is False and (origin := has_kind(request, kind)) is not None:
-            raise invalid(f"{origin}.content: this model takes no {word}", f"{origin}.content")
+            raise _unreadable(origin, kind, f"this model takes no {word}")
+
+
+def _unreadable(origin: str, kind: type[Image | Audio], why: str) -> DeckError:
+    # At "could not process image" Claude Code takes the image out, tells the model so, and goes on.
+    return invalid(f"{origin}.content: could not process {kind.__name__.lower()}: {why}", f"{origin}.content")

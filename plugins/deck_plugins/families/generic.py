@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from deck.api import ChatRequest, Facts, Family, Filter, Message, Report, Text, ToolCall, hookimpl
+from deck.api import ChatRequest, Facts, Family, Filter, Message, Report, Text, ToolCall, ToolResult, hookimpl
 
 _OPEN, _CLOSE = "[system note]", "[end of system note]"
 # Where a template spells only low, medium and high, the others mean the nearest of these.
@@ -34,7 +34,7 @@ class Generic:
     def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:
         """Return the request with its roles in order and its effort known."""
         if not _is_orderly(request.messages):
-            messages = merge_turns(place_systems(request.messages, report), report)
+            messages = merge_turns(place_systems(order_results(request.messages, report), report), report)
             if messages is not request.messages:
                 request = replace(request, messages=messages)
         if request.reasoning.effort is not None:
@@ -51,6 +51,41 @@ def _is_orderly(messages: tuple[Message, ...]) -> bool:
             return False
         before = role
     return True
+
+
+def order_results(messages: tuple[Message, ...], report: Report) -> tuple[Message, ...]:
+    """Put the results of one turn's calls in the order of the calls.
+
+    Clients send them as they come (Claude Code: the fastest tool first), and templates that show no ids, as many do
+    not, leave the model nothing but the order to tell them apart.
+    """
+    ordered: list[Message] | None = None
+    for place, message in enumerate(messages):
+        ranks = {part.id: rank for rank, part in enumerate(message.parts) if isinstance(part, ToolCall)}
+        if len(ranks) < 2:
+            continue
+        end = place + 1
+        while end < len(messages) and _result_of(messages[end]) in ranks:
+            end += 1
+        results = messages[place + 1 : end]
+        wanted = sorted(results, key=lambda result: ranks[_result_of(result)])
+        moved = [result for result, other in zip(results, wanted, strict=True) if result is not other]
+        for result in moved:
+            reason = "results are put in the order of their calls"
+            report.changed(result.origin, reason, shown=f"{result.origin}:reordered")
+        if moved:
+            ordered = ordered or list(messages)
+            ordered[place + 1 : end] = wanted
+    return messages if ordered is None else tuple(ordered)
+
+
+def _result_of(message: Message) -> str:
+    """Return the id that a turn is the one result of, else an empty one."""
+    match message.parts:
+        case (ToolResult(id=id),):
+            return id
+        case _:
+            return ""
 
 
 def place_systems(messages: tuple[Message, ...], report: Report) -> tuple[Message, ...]:

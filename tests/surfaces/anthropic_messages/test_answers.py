@@ -29,6 +29,7 @@ from deck.api import (
     Usage,
 )
 from deck_plugins.surfaces.anthropic_messages import AnthropicMessages
+from deck_plugins.surfaces.anthropic_messages.signature import unseal
 
 USAGE = Usage(prompt=5, completion=2, cached=1)
 MESSAGE = TypeAdapter(sdk.Message)
@@ -158,6 +159,8 @@ def test_thoughts_that_are_not_displayed_leave_a_signed_block(name: str) -> None
     blocks = [block for block in whole["content"] if block["type"] == "thinking"]
     assert blocks
     assert all(block["thinking"] == "" and block["signature"] for block in blocks)
+    shown = [block["thinking"] for block in buffered(CASES[name])["content"] if block["type"] == "thinking"]
+    assert [unseal(block["signature"]) for block in blocks] == shown
     assert not any(event.get("delta", {}).get("type") == "thinking_delta" for event in got.events)
 
 

@@ -162,6 +162,7 @@ def test_max_tokens_may_be_left_out() -> None:
         ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
         ({"thinking": {"type": "adaptive", "display": "summarized"}}, "thinking.display"),
         ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
+        ({"thinking": {"type": "adaptive", "display": "highlights"}}, "thinking.display"),
         ({"thinking": {"type": "adaptive", "block_binding": "x"}}, "thinking.block_binding"),
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "output_config.effort"),
         ({"reasoning_budget_message": "enough"}, "reasoning_budget_message"),

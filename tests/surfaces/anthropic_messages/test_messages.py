@@ -25,6 +25,7 @@ from messages_support import (
 
 from deck.api import ChatRequest, Facts
 from deck_plugins.surfaces.anthropic_messages.blocks import ERROR_LINE
+from deck_plugins.surfaces.anthropic_messages.signature import seal
 
 SENT_CALL = {
     "id": "abc123def",
@@ -131,6 +132,14 @@ def test_a_user_turn(content: Any, got: Any) -> None:
         ),
         ([{"type": "thinking", "thinking": "plan"}, text("a")], {"content": "a", "reasoning_content": "plan"}),
         ([{"type": "thinking", "thinking": "", "signature": "c2ln"}, text("a")], {"content": "a"}),
+        (
+            [{"type": "thinking", "thinking": "", "signature": seal("plan")}, text("a")],
+            {"content": "a", "reasoning_content": "plan"},
+        ),
+        (
+            [{"type": "thinking", "thinking": "seen", "signature": seal("plan")}, text("a")],
+            {"content": "a", "reasoning_content": "seen"},
+        ),
         ([{"type": "redacted_thinking", "data": "xyz"}, text("a")], {"content": "a"}),
         ([{"type": "redacted_thinking", "data": "xyz"}], {"content": ""}),
         (
@@ -213,6 +222,20 @@ def test_blocks_of_an_assistant_in_another_order_are_sorted_and_reported() -> No
     got = sent(*turns)[1]
     assert (got["content"], got["reasoning_content"]) == ("a\nb", "plan")
     assert report_of(*turns)[1] == ["messages[].content:reordered"]
+
+
+@pytest.mark.parametrize("signed", ["c2ln", "deck:", "deck:c2ln", seal("plan")[:-8], "deck:é", seal("x" * (5 << 20))])
+def test_a_signature_that_holds_no_thought_is_ignored(signed: str) -> None:
+    hidden = {"type": "thinking", "thinking": "", "signature": signed}
+    assert "reasoning_content" not in sent(user(), assistant(hidden, text("a")), user("b"))[1]
+    assert report_of(user(), assistant(hidden, text("a")), user("b"))[0] == ["messages[].content[].signature"]
+
+
+def test_a_thought_that_was_not_shown_comes_back_in_its_signature() -> None:
+    for thought in ("plan", "päng \U0001f600", "x" * 100_000):
+        hidden = {"type": "thinking", "thinking": "", "signature": seal(thought)}
+        assert sent(user(), assistant(hidden, text("a")), user("b"))[1]["reasoning_content"] == thought
+        assert report_of(user(), assistant(hidden, text("a")), user("b")) == ([], [])
 
 
 def test_what_an_assistant_turn_loses_is_reported() -> None:

@@ -53,6 +53,18 @@ def test_developer_becomes_system_and_leading_systems_merge() -> None:
     assert sent(*messages) == [{"role": "system", "content": "A\n\nB"}, user()]
 
 
+def test_results_come_in_the_order_of_their_calls() -> None:
+    """Templates that show no ids leave the model nothing else to tell them apart; clients send the fastest first."""
+    turn = assistant(None, tool_calls=[call("call_aaaaaaaaa"), call("call_bbbbbbbbb"), call("call_ccccccccc")])
+    a, b, c = (result(name, f"call_{name * 9}") for name in "abc")
+    got, report = upstream(body(messages=[user(), turn, b, c, a, user("and?")], tools=[TOOL]))
+    assert [item["content"] for item in got["messages"][2:]] == ["a", "b", "c", "and?"]
+    assert [item["tool_call_id"] for item in got["messages"][2:5]] == ["a" * 9, "b" * 9, "c" * 9]
+    assert changed(report) == ["messages[]:reordered"]
+    _, quiet = upstream(body(messages=[user(), turn, a, b, c, user("and?")], tools=[TOOL]))
+    assert changed(quiet) == []
+
+
 def test_a_later_system_turn_is_folded_in_place() -> None:
     got = sent(user("first"), {"role": "system", "content": "12000 tokens left"}, user("second"))
     assert [item["role"] for item in got] == ["user"]

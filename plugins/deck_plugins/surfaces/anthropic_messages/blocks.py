@@ -22,6 +22,7 @@ from deck.api import (
 )
 
 from .fields import BLOCKS, CHANGED_TOOL, KINDS, SOURCE
+from .signature import unseal
 
 # What a result says before its content when the client calls it an error; templates have no member for that.
 ERROR_LINE = "[this tool call failed]"
@@ -97,8 +98,12 @@ def read_image(reader: Reader, item: dict[str, Any], path: str, *, remote: bool)
 
 
 def read_thinking(reader: Reader, item: dict[str, Any], path: str) -> Reasoning | None:
-    """Return a thought, None = it is empty, as one that was not displayed comes back."""
-    thought = reader.read(BLOCKS["thinking"], item, path).get("thinking", "")
+    """Return a thought, which one that was not shown carries in its signature; None = it is empty."""
+    block = reader.read(BLOCKS["thinking"], item, path)
+    shown, signed = block.get("thinking", ""), block.get("signature", "")
+    thought = shown or unseal(signed)
+    if signed and (shown or not thought):
+        reader.report.ignored(f"{path}.signature", "it carries no meaning here")
     return Reasoning(thought) if thought else None
 
 

@@ -143,7 +143,8 @@ KINDS = Table(
         Field.mapped("tool_removal", anything("in system turns; the tool is not offered")),
         Field.annotation("redacted_thinking", "only its maker can read it"),
         Field.annotation("fallback", "it marks a change of the vendor's model and says nothing"),
-        Field.refused("document", _AS_TEXT),
+        # At "could not process pdf" Claude Code takes the document out, tells the model so, and goes on.
+        Field.refused("document", "could not process PDF or any other document; send its text as a text block instead"),
         Field.refused("search_result", _AS_TEXT),
         Field.refused("browser_state", _AS_TEXT),
         Field.refused("container_upload", "Deck keeps no files; send the content as a text block instead"),
@@ -191,7 +192,9 @@ BLOCKS = {
         (
             _TYPE,
             Field.mapped("thinking", string()),
-            Field.annotation("signature", "it carries no meaning here"),
+            Field.mapped(
+                "signature", string(), reason="of a thought that was not shown it holds the thought; else ignored"
+            ),
             _CONTROL,
         ),
     ),
@@ -298,8 +301,11 @@ THINKING = Table(
     (
         Field.mapped("type", one_of("enabled", "adaptive", "disabled")),
         Field.mapped("budget_tokens", integer(0)),
+        # Claude Code asks for "updates" on a terminal, and knows "highlights".
         Field.mapped(
-            "display", one_of("summarized", "updates", "omitted"), reason="thoughts are shown as written, or omitted"
+            "display",
+            one_of("summarized", "updates", "highlights", "omitted"),
+            reason="thoughts are shown as written, or omitted",
         ),
         Field.annotation("block_binding", "a signature carries no meaning here"),
     ),

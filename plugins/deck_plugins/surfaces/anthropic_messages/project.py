@@ -23,7 +23,8 @@ from deck.api import (
 )
 
 from .parse import Reply
-from .render import empty_message, render_error, signature, stop_of, usage_of
+from .render import empty_message, render_error, stop_of, usage_of
+from .signature import seal, signature
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -51,6 +52,7 @@ class MessagesProjector:
         self._blocks = 0
         self._kind = "text"
         self._prefix: bytes | None = None
+        self._hidden: list[str] = []
 
     def feed(self, event: Event) -> bytes:
         """Return the frames for `event`."""
@@ -108,6 +110,7 @@ class MessagesProjector:
             return b""
         opening = b"" if self._prefix is not None else self._open(_empty_block(self._kind))
         if self._kind == "reasoning" and self._reply.hides_thinking:
+            self._hidden.append(text)
             return opening
         assert self._prefix is not None
         return opening + self._prefix + json.dumps(text) + _SUFFIX
@@ -120,7 +123,9 @@ class MessagesProjector:
         ending = _frame("content_block_stop", {"type": "content_block_stop", "index": index})
         if self._kind != "reasoning":
             return ending
-        delta = {"type": "signature_delta", "signature": signature(self._head, index)}
+        signed_with = seal("".join(self._hidden)) if self._reply.hides_thinking else signature(self._head, index)
+        self._hidden.clear()
+        delta = {"type": "signature_delta", "signature": signed_with}
         signed = {"type": "content_block_delta", "index": index, "delta": delta}
         return _frame("content_block_delta", signed) + ending
 

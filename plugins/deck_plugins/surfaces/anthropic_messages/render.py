@@ -16,11 +16,11 @@ from deck.api import (
     ReplyHead,
     Text,
     ToolCall,
-    digest9,
     json,
 )
 
 from .parse import Reply
+from .signature import seal, signature
 
 _STOPS = {
     FinishReason.STOP: "end_turn",
@@ -96,18 +96,14 @@ def stop_of(finish: Finish, reply: Reply) -> tuple[str, str | None]:
     return _STOPS[finish.reason], None
 
 
-def signature(head: ReplyHead, index: int) -> str:
-    """Return the signature of the block `index`: opaque, the same for the same answer, of no meaning to Deck."""
-    return f"deck{digest9(f'{head.seed}:{index}')}{head.seed}"
-
-
 def _block(part: Text | Reasoning | ToolCall, index: int, reply: Reply, head: ReplyHead) -> dict[str, Any]:
     match part:
         case Text(text=text):
             return {"type": "text", "text": text, "citations": None}
         case Reasoning(text=text):
-            shown = "" if reply.hides_thinking else text
-            return {"type": "thinking", "thinking": shown, "signature": signature(head, index)}
+            if reply.hides_thinking:
+                return {"type": "thinking", "thinking": "", "signature": seal(text)}
+            return {"type": "thinking", "thinking": text, "signature": signature(head, index)}
         case ToolCall():
             return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": _input(part)}
 

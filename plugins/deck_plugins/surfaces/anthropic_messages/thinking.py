@@ -81,9 +81,10 @@ def _thinking(reader: Reader, merge: reasoning.ReasoningMerge, fields: Values) -
     merge.say("enabled", enabled, f"{path}.type")
     if budget:
         merge.say("budget", budget, f"{path}.budget_tokens")
-    if inner.get("display") in ("summarized", "updates"):
+    display = inner.get("display")
+    if display not in (None, "omitted"):
         reader.report.ignored(f"{path}.display", "Deck writes no summaries; thoughts are shown as the model wrote them")
-    return bool(inner.get("display") == "omitted")
+    return bool(display == "omitted")
 
 
 def _within(reader: Reader, budget: int, path: str, limit: int | None) -> int:
