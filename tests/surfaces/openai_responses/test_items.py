@@ -274,7 +274,6 @@ REFUSED_KINDS = [
     "context_compaction",
     "compaction_trigger",
     "configuration_update",
-    "additional_tools",
     "agent_message",
     "program",
     "program_output",

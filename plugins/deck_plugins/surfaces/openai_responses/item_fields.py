@@ -24,6 +24,7 @@ ITEMS = Table(
         Field.mapped("function_call_output", anything("an item")),
         Field.mapped("custom_tool_call", anything("an item")),
         Field.mapped("custom_tool_call_output", anything("an item")),
+        Field.mapped("additional_tools", anything("an item"), reason="its tools are offered from the beginning"),
         Field.annotation("ghost_snapshot", _BOOKKEEPING),
         Field.annotation("mcp_list_tools", "Deck talks to no MCP server; offer its tools as functions"),
         Field.refused("item_reference", REPLAY + ", which SDKs do with store: false"),
@@ -59,7 +60,6 @@ ITEMS = Table(
         *(Field.refused(name, _COMPACT) for name in ("compaction", "compaction_summary", "context_compaction")),
         Field.refused("compaction_trigger", "Deck compacts nothing; ask the model for a summary instead"),
         Field.refused("configuration_update", "send the settings at the top level instead"),
-        Field.refused("additional_tools", "send the tools in tools instead"),
         Field.refused("agent_message", "send it as a message instead"),
     ),
 )
@@ -83,6 +83,16 @@ MESSAGE = Table(
         _METADATA,
         Field.annotation("name", "llama-server's templates take no names"),
         Field.annotation("end_turn", _BOOKKEEPING),
+    ),
+)
+ADDITIONAL_TOOLS = Table(
+    "responses.input[additional_tools]",
+    (
+        _TYPE,
+        Field.mapped("tools", array()),
+        Field.annotation("role", "whoever brings a tool, the model may call it"),
+        _ID,
+        _METADATA,
     ),
 )
 REASONING_ITEM = Table(

@@ -61,6 +61,8 @@ class _Items:
         self._thoughts: list[tuple[str, Reasoning]] = []
         self._readers: dict[str, Callable[[dict[str, Any], str], None]] = {
             "message": self._message,
+            # Read before, with the tools of the top level.
+            "additional_tools": lambda item, path: None,
             "reasoning": self._reasoning,
             "function_call": self._call,
             "custom_tool_call": self._custom_call,

@@ -18,6 +18,7 @@ TABLES: dict[str, Table] = {
     "prompt_cache_options": fields.CACHE_OPTIONS,
     "input[].type": item_fields.ITEMS,
     "input[message]": item_fields.MESSAGE,
+    "input[additional_tools]": item_fields.ADDITIONAL_TOOLS,
     "input[reasoning]": item_fields.REASONING_ITEM,
     "input[function_call]": item_fields.CALL,
     "input[function_call_output]": item_fields.RESULT,
