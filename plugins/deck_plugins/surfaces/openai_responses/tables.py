@@ -18,6 +18,8 @@ TABLES: dict[str, Table] = {
     "prompt_cache_options": fields.CACHE_OPTIONS,
     "input[].type": item_fields.ITEMS,
     "input[message]": item_fields.MESSAGE,
+    "input[agent_message]": item_fields.AGENT_MESSAGE,
+    "input[agent_message].content[encrypted_content]": item_fields.AGENT_PARTS["encrypted_content"],
     "input[additional_tools]": item_fields.ADDITIONAL_TOOLS,
     "input[reasoning]": item_fields.REASONING_ITEM,
     "input[function_call]": item_fields.CALL,
