@@ -11,13 +11,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from deck import json
+from deck import correction, json
 from deck.body import ClientGone, read_body, whole_body
-from deck.canon.answer import Fold
+from deck.canon.answer import Answer, Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
+from deck.canon.request import ChatRequest
 from deck.config import Config
 from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind
@@ -232,20 +234,10 @@ class _Serving:
         await self.reply.json(200, surface.render_count(tokens), extra)
 
     async def _buffer(self) -> None:
-        fold, exchange = Fold(), self.exchange
+        exchange = self.exchange
         assert exchange.parsed is not None
-
-        def take(events: list[Event]) -> None:
-            if exchange.first_token is None:
-                self._note_first(events)
-            for event in events:
-                fold.feed(event)
-
-        try:
-            await self.endpoint._pipeline.run(exchange, take)
-        finally:
-            self.finish = fold.finish
-        answer = fold.answer()
+        answer = await self._answered()
+        self.finish = answer.finish
         for name in answer.cut_calls:
             exchange.report.changed(
                 exchange.parsed.paths.get("max_tokens", "max_tokens"),
@@ -256,6 +248,65 @@ class _Serving:
         if exchange.shaped is not None:
             check_answer(answer, exchange.shaped.request, exchange.report)
         await self.reply.json(200, self.surface.render(answer, exchange.parsed, self._head()))
+
+    async def _answered(self) -> Answer:
+        """Return the answer; where the model's call cannot be used, that of one more try."""
+        exchange = self.exchange
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        request = exchange.parsed.request
+        if not exchange.profile.retry_calls or not isinstance(request, ChatRequest) or not request.tools:
+            return await self._folded()
+        try:
+            answer = await self._folded()
+        except DeckError as error:
+            said = correction.format_fault(error)
+            if said is None:
+                raise
+            return await self._again(request, None, said, error)
+        said = correction.fault_of(answer, request)
+        return answer if said is None else await self._again(request, answer, said, None)
+
+    async def _again(self, request: ChatRequest, first: Answer | None, said: str, error: DeckError | None) -> Answer:
+        """Tell the model what was wrong, once; what then still cannot be used is text, or the error that it was."""
+        exchange = self.exchange
+        parsed, report = exchange.parsed, exchange.report
+        assert parsed is not None
+        exchange.parsed = replace(parsed, request=correction.corrected(request, first, said))
+        exchange.report = Report()  # what is changed in the request was said at the first try
+        try:
+            second = await self._folded()
+        except DeckError as failure:
+            if correction.format_fault(failure) is None:
+                raise
+            second = None
+        finally:
+            exchange.parsed, exchange.report = parsed, report
+        report.changed("tools", f"asked once more: {said}", shown="tools>retried", field=correction.FIELD)
+        if second is None and first is None:
+            assert error is not None
+            raise error
+        if second is None or correction.fault_of(second, request) is not None:
+            report.ignored("tools", "the model's call could not be used", field=correction.FIELD)
+        answer = second if second is not None else first
+        assert answer is not None
+        usage = first.finish.usage if first is not None and second is not None else None
+        return correction.with_both_usages(correction.honest(answer, request), usage)
+
+    async def _folded(self) -> Answer:
+        fold, exchange = Fold(), self.exchange
+
+        def take(events: list[Event]) -> None:
+            if exchange.first_token is None:
+                self._note_first(events)
+            for event in events:
+                fold.feed(event)
+
+        try:
+            await self.endpoint._pipeline.run(exchange, take)
+        finally:
+            self.finish = fold.finish or self.finish
+        return fold.answer()
 
     async def _stream(self) -> None:
         exchange = self.exchange

@@ -211,6 +211,7 @@ class Profile(Table):
     compatibility: Compatibility = "strict"
     template_kwargs: tuple[str, ...] = ()
     remove_attribution: StrictBool = True
+    retry_calls: StrictBool = True
     capabilities: Capabilities = Capabilities()
     schedule: Schedule = Schedule()
     defaults: Frozen[Any] = Field(default_factory=_nothing)

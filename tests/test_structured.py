@@ -247,7 +247,8 @@ def _script(received: Received) -> Reply:
 
 @pytest.fixture(scope="module")
 def deck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
-    with app(tmp_path_factory.mktemp("structured"), _script) as running:
+    first = {"m1": 'id = "m1"\nretry_calls = false\n{server}'}
+    with app(tmp_path_factory.mktemp("structured"), _script, profiles=first) as running:
         yield running
 
 
