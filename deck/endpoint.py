@@ -74,17 +74,17 @@ class Endpoint:
         for running in list(self._running):
             running.cancel("shutdown")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route) -> None:
+    def __call__(
+        self, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route
+    ) -> Coroutine[Any, Any, None]:
         """Serve one request to a route of a surface."""
-        serving = _Serving(self, scope, receive, send, surface, route)
-        self._running.add(serving)
-        try:
-            await serving.run()
-        finally:
-            self._running.discard(serving)
-            if self._idle is not None and not self._running:
-                self._idle.set_result(None)
-                self._idle = None
+        return _Serving(self, scope, receive, send, surface, route).run()
+
+    def _ended(self, serving: _Serving) -> None:
+        self._running.discard(serving)
+        if self._idle is not None and not self._running:
+            self._idle.set_result(None)
+            self._idle = None
 
     async def wait_idle(self) -> None:
         """Return when no exchange runs."""
@@ -163,6 +163,7 @@ class _Serving:
 
     async def run(self) -> None:
         watcher: asyncio.Task[None] | None = None
+        self.endpoint._running.add(self)
         try:
             try:
                 await self._admit()
@@ -184,6 +185,7 @@ class _Serving:
             self.reply.quiet()
             if watcher is not None:
                 watcher.cancel()
+            self.endpoint._ended(self)
             self._record()
 
     def _left(self) -> None:

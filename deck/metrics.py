@@ -33,6 +33,7 @@ _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _QUEUE = (0.001, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120, 300)
 _LOAD = (0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _OBSERVERS = 32
+_UNKNOWN = ErrorKind.AUTHENTICATION.label
 
 States = Callable[[], Mapping[str, ServerState]]
 Reading = Callable[[], int]
@@ -144,7 +145,7 @@ class Metrics:
         for sort, field in record.notes:
             note = (cells.surface, sort, field)
             (self._notes_of.get(note) or self._note(note)).value += 1
-        if record.outcome == ErrorKind.AUTHENTICATION.label:
+        if record.outcome == _UNKNOWN:
             self._auth.value += 1
 
     def _cells_of(self, kind: _Kind) -> _Cells:

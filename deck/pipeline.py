@@ -107,11 +107,13 @@ class Pipeline:
         self._lenient = lenient
         self._clock = clock
         self._families: dict[str, tuple[Facts, Family, str]] = {}
+        self._known_options: dict[tuple[str, bool, str], ParseOptions] = {}
 
     def renew(self, catalog: Catalog) -> None:
         """Serve the models of another catalog from now on; exchanges that run keep their profile."""
         self.catalog = catalog
         self._families.clear()
+        self._known_options.clear()
 
     def prepare(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
         """Parse the body, resolve its model, and check what can be checked before anything is started.
@@ -121,22 +123,30 @@ class Pipeline:
         """
         name = body.get("model")
         profile = self._resolve(name, exchange) if isinstance(name, str) and name else None
-        lenient = self._lenient or _LENIENT in (exchange.principal.compatibility, profile and profile.compatibility)
-        allowed = frozenset(profile.template_kwargs) if profile else frozenset()
-        options = ParseOptions(
-            lenient=lenient,
-            template_kwargs=allowed,
-            operation=exchange.operation,
-            headers=exchange.headers,
-            remove_attribution=profile.remove_attribution if profile else True,
-            remote_images=self._images.is_on,
-        )
+        options = self._options(exchange, profile)
         exchange.profile = profile
         exchange.parsed = _plugin(exchange.surface.name, exchange.surface.parse, body, exchange.report, options)
         assert profile is not None, "a surface accepted a body without a model"
         exchange.model = exchange.parsed.request.model
         _check_declared(exchange.parsed.request, profile)
         self._images.check(exchange.parsed.request)
+
+    def _options(self, exchange: Exchange, profile: Profile | None) -> ParseOptions:
+        lenient = self._lenient or _LENIENT in (exchange.principal.compatibility, profile and profile.compatibility)
+        kind = (profile.id if profile else "", lenient, exchange.operation)
+        options = None if exchange.headers else self._known_options.get(kind)
+        if options is None:
+            options = ParseOptions(
+                lenient=lenient,
+                template_kwargs=frozenset(profile.template_kwargs) if profile else frozenset(),
+                operation=exchange.operation,
+                headers=exchange.headers,
+                remove_attribution=profile.remove_attribution if profile else True,
+                remote_images=self._images.is_on,
+            )
+            if not exchange.headers:
+                self._known_options[kind] = options
+        return options
 
     def _resolve(self, name: str, exchange: Exchange) -> Profile:
         match = self.catalog.resolve(name)

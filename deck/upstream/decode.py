@@ -19,7 +19,9 @@ from deck.upstream.toolcalls import ToolCalls
 _CHAT_OBJECT = "chat.completion.chunk"
 _TEXT_OBJECT = "text_completion"
 _DONE = b"[DONE]"
-_REASONS = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)}
+# Members of an enumeration are dear to look up.
+_STOP, _LENGTH, _TOOL_CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS
+_REASONS = {reason.value: reason for reason in (_STOP, _LENGTH, _TOOL_CALLS)}
 _EXTRAS = frozenset({"usage", "timings", "prompt_progress", "__verbose"})
 _EXCERPT = 40
 _NO_MEMBERS: Mapping[str, Any] = {}
@@ -233,16 +235,15 @@ class Decoder:
             raise _cut()
         calls = self._calls
         if calls is not None:
-            calls.finish(is_cut=self._reason is FinishReason.LENGTH)
+            calls.finish(is_cut=self._reason is _LENGTH)
         self._parts.finish()
         usage = self._usage or _counted(self._timings or {})
-        reason = self._reason or FinishReason.STOP
-        if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
-            has_calls = calls is not None and calls.count
-            reason = FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
+        reason = self._reason or _STOP
+        if reason is _STOP or reason is _TOOL_CALLS:
+            reason = _TOOL_CALLS if calls is not None and calls.count else _STOP
         if self._prefill_only:
-            reason, usage = FinishReason.LENGTH, Usage(usage.prompt, 0, usage.cached)
-        elif reason is FinishReason.LENGTH and usage.completion and _is_below(usage.completion, self._budget):
+            reason, usage = _LENGTH, Usage(usage.prompt, 0, usage.cached)
+        elif reason is _LENGTH and usage.completion and _is_below(usage.completion, self._budget):
             reason = FinishReason.CONTEXT
         stop_sequence = None if self._prefill_only else self._stop_sequence
         self._parts.events.append(Finish(reason, usage, stop_sequence, self._timings))

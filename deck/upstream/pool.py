@@ -106,7 +106,9 @@ class Pool:
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next exchange, if there is room for it."""
         assert isinstance(connection.target, Target)
-        idle = self._idle.setdefault(connection.target, {})
+        idle = self._idle.get(connection.target)
+        if idle is None:
+            idle = self._idle[connection.target] = {}
         if self._closed or len(idle) >= self._limits.max_idle_per_target:
             connection.abort()
             return
@@ -114,7 +116,8 @@ class Pool:
         idle[connection] = None
         if self._sweeper is None:
             self._sweeper = connection.loop.call_later(self._limits.keepalive, self._sweep, connection.loop)
-        self._wake_one()
+        if self._waiters:
+            self._wake_one()
 
     def forget(self, connection: Connection) -> None:
         """Stop counting a connection."""

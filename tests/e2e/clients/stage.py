@@ -148,6 +148,19 @@ class Stage:
             with contextlib.suppress(ProcessLookupError):  # it has ended, and so has all that it started
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+            for pid in at_home(self.home):  # Codex leaves daemons behind, in sessions of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def at_home(home: Path) -> list[int]:
+    """Return the processes that live in a home directory of a test: whoever started them, a client of that test did."""
+    mark, found = f"HOME={home}".encode(), []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+            if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 @dataclass
