@@ -57,7 +57,7 @@ from deck.hookspecs import hookimpl
 from deck.normalize import reasoning as reasoning
 from deck.normalize.fields import Field, Reader, Table, Treatment, Values, unknown
 from deck.normalize.ids import digest9, tool_id_of_client
-from deck.normalize.media import image_of_url
+from deck.normalize.media import audio_of, image_of_url, is_base64
 from deck.normalize.report import Report
 from deck.normalize.sampling import EXTENSIONS, OUT_OF_REACH, SAMPLING, SAMPLING_NAMES
 from deck.normalize.schema import note_loosenings
@@ -142,6 +142,7 @@ __all__ = [
     "Values",
     "anything",
     "array",
+    "audio_of",
     "boolean",
     "budget",
     "digest9",
@@ -149,6 +150,7 @@ __all__ = [
     "image_of_url",
     "integer",
     "invalid",
+    "is_base64",
     "is_json_object",
     "json",
     "logit_bias",

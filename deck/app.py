@@ -21,6 +21,7 @@ from deck.contracts import Launcher, Route, Surface
 from deck.endpoint import Endpoint, error_headers
 from deck.errors import DeckError, ErrorKind
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
+from deck.media import ImageFetcher
 from deck.metrics import Metrics
 from deck.pipeline import Pipeline
 from deck.plugins import Plugins
@@ -75,7 +76,9 @@ class Deck:
             on_load=self.metrics.loaded,
         )
         self.metrics.watch(self.board.states, lambda: self.board.depth, lambda: self.endpoint.streams)
-        self.pipeline = Pipeline(catalog, plugins, self.board, client, lenient=config.compatibility == "lenient")
+        self._images = ImageFetcher(config.media, most_in_all=config.body_limit)
+        lenient = config.compatibility == "lenient"
+        self.pipeline = Pipeline(catalog, plugins, self.board, client, images=self._images, lenient=lenient)
         watching = [self.metrics, *observers, *plugins.observers]
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
         self.admin = Admin(config, tokens, self.pipeline, self.metrics)
@@ -200,6 +203,7 @@ class Deck:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.endpoint.wait_idle(), 2)
         await self.board.close()
+        await self._images.aclose()
         await self._transport.aclose()
         await self._stack.aclose()
 

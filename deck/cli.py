@@ -117,6 +117,8 @@ def _run_check(arguments: argparse.Namespace) -> int:
     print(f"ok       configuration, {len(plugins.loaded)} plugins")
     for warning in config.warnings:
         print(f"warning  {warning}")
+    if hosts := (*config.media.allow, *config.media.allow_private):
+        print(f"ok       images by URL are fetched from {', '.join(hosts)}")
     bad = 0
     for profile in catalog.profiles:
         faults = check_profile(profile, config)

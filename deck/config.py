@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictBool, StringConstraints, ValidationError
 
+from deck.hosts import read_pattern
 from deck.profile import Compatibility, Seconds, Size, Table, faults, nearest, read_toml
 
 _DEFAULT_FILE = Path("deck.toml")
@@ -32,6 +33,30 @@ class AdminSettings(Table):
     """`[admin]`: who may use the routes that observe Deck."""
 
     public_metrics: StrictBool = Field(default=False, description="/metrics needs no token")
+
+
+def _pattern(text: str) -> str:
+    return read_pattern(text)
+
+
+def _no_star(text: str) -> str:
+    if text.startswith("*") and not text.startswith("*."):
+        raise ValueError("'*' would open every host of your own networks; name the hosts")
+    return text
+
+
+HostPattern = Annotated[str, AfterValidator(_pattern)]
+
+
+class MediaSettings(Table):
+    """`[media]`: images that clients name by URL; Deck fetches them, llama-server never does."""
+
+    allow: tuple[HostPattern, ...] = Field(default=(), description="hosts on the public internet to fetch from")
+    allow_private: tuple[Annotated[HostPattern, AfterValidator(_no_star)], ...] = Field(
+        default=(), description="hosts to fetch from that may be this machine or in its own networks"
+    )
+    max_bytes: Size = Field(default=10_000_000, gt=0, description="largest image")
+    timeout: Seconds = Field(default=10.0, gt=0, description="time for the whole of one image")
 
 
 class Config(Table):
@@ -58,6 +83,7 @@ class Config(Table):
     )
     compatibility: Compatibility = Field(default="strict", description="strict or lenient, for every model and token")
     admin: AdminSettings = AdminSettings()
+    media: MediaSettings = MediaSettings()
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
 
 

@@ -25,6 +25,7 @@ from deck.normalize.report import Report
 from deck.pipeline import Exchange, Pipeline
 from deck.reply import Reply
 from deck.scheduler.lanes import route_decide
+from deck.structured import check_answer
 from deck.tokens import Principal, TokenStore, credentials_of
 
 _log = logging.getLogger("deck.endpoint")
@@ -233,6 +234,8 @@ class _Serving:
             exchange.report.changed(
                 "max_tokens", f"the limit cut the call of {name}; its beginning is text", shown="tool_calls>content"
             )
+        if exchange.shaped is not None:
+            check_answer(answer, exchange.shaped.request, exchange.report)
         await self.reply.json(200, self.surface.render(answer, exchange.parsed, self._head()))
 
     async def _stream(self) -> None:

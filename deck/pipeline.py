@@ -18,6 +18,7 @@ from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Requ
 from deck.catalog import Catalog
 from deck.contracts import Facts, Family, Filter, Needs, Parsed, ParseOptions, Server, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, invalid
+from deck.media import ImageFetcher
 from deck.normalize.report import Report
 from deck.plugins import Plugins
 from deck.profile import Profile
@@ -54,6 +55,7 @@ class Exchange:
     server: Server | None = None
     operation: Literal["generate", "count"] = "generate"
     headers: Mapping[str, str] = field(default_factory=dict)
+    shaped: Shaped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Pipeline:
         board: Board,
         client: UpstreamClient,
         *,
+        images: ImageFetcher,
         lenient: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,6 +96,7 @@ class Pipeline:
         self.plugins = plugins
         self.board = board
         self._client = client
+        self._images = images
         self._lenient = lenient
         self._clock = clock
         self._families: dict[str, tuple[Facts, Family, str]] = {}
@@ -113,12 +117,14 @@ class Pipeline:
             operation=exchange.operation,
             headers=exchange.headers,
             remove_attribution=profile.remove_attribution if profile else True,
+            remote_images=self._images.is_on,
         )
         exchange.profile = profile
         exchange.parsed = _plugin(exchange.surface.name, exchange.surface.parse, body, exchange.report, options)
         assert profile is not None, "a surface accepted a body without a model"
         exchange.model = exchange.parsed.request.model
         _check_declared(exchange.parsed.request, profile)
+        self._images.check(exchange.parsed.request)
 
     def _resolve(self, name: str, exchange: Exchange) -> Profile:
         match = self.catalog.resolve(name)
@@ -192,9 +198,10 @@ class Pipeline:
             DeckError: nothing was answered.
         """
         assert exchange.profile is not None
+        await self._fetch_images(exchange)
         async with self.board.admit(exchange.profile) as server:
             exchange.granted, exchange.server = self._clock(), server
-            shaped = self.shape(exchange, server.facts)
+            exchange.shaped = shaped = self.shape(exchange, server.facts)
             decoder = shaped.decoder(exchange.seed, exchange.profile)
             filtered = _filter_of(shaped)
             thoughts = _Thoughts() if exchange.parsed and exchange.parsed.needs.reasoning_tokens else None
@@ -217,6 +224,18 @@ class Pipeline:
                             return
                     await self._client.settle(response)
 
+    async def _fetch_images(self, exchange: Exchange) -> None:
+        """Put images in the place of their URLs, unless the model is known to take none."""
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        request = exchange.parsed.request
+        if not isinstance(request, ChatRequest) or not self._images.check(request):
+            return
+        server = self._ready(exchange.profile)
+        if server is not None:
+            _check_measured(request, server.facts)
+        exchange.parsed = replace(exchange.parsed, request=await self._images.fetch(request))
+
     async def count(self, exchange: Exchange) -> tuple[int, bool]:
         """Return how many tokens the prompt takes, and whether that is only an estimate.
 
@@ -226,8 +245,10 @@ class Pipeline:
             DeckError: the request cannot be honoured, or the server failed.
         """
         assert exchange.profile is not None
-        server = self.board.server(exchange.profile.id)
-        if server is not None and server.state is ServerState.READY:
+        if self._ready(exchange.profile) is not None or exchange.profile.server.load_to_count:
+            await self._fetch_images(exchange)
+        server = self._ready(exchange.profile)
+        if server is not None:
             exchange.granted = self._clock()
             return await self._counted(exchange, server), False
         if exchange.profile.server.load_to_count:
@@ -236,6 +257,10 @@ class Pipeline:
                 return await self._counted(exchange, server), False
         shaped = self.shape(exchange, Facts())
         return estimate(shaped.body), True
+
+    def _ready(self, profile: Profile) -> Server | None:
+        server = self.board.server(profile.id)
+        return server if server is not None and server.state is ServerState.READY else None
 
     async def _counted(self, exchange: Exchange, server: Server) -> int:
         shaped = self.shape(exchange, server.facts)

@@ -63,10 +63,20 @@ class App:
 
 
 @contextlib.contextmanager
-def app(tmp: Path, script: Script = (), *, profiles: dict[str, str] | None = None, **settings: Any) -> Iterator[App]:
-    """Run a Deck with the models m1 and m2, both at the fake; `profiles` are further ones, `settings` of the config."""
+def app(
+    tmp: Path,
+    script: Script = (),
+    *,
+    profiles: dict[str, str] | None = None,
+    routes: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[App]:
+    """Run a Deck with the models m1 and m2, both at the fake.
+
+    `profiles` are further ones, `routes` further answers of the fake, `settings` those of the configuration.
+    """
     with asyncio.Runner() as runner:
-        fake = FakeLlama(script)
+        fake = FakeLlama(script, routes=routes)
         runner.run(fake.start())
         directory = tmp / "profiles"
         directory.mkdir(parents=True)

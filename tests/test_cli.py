@@ -108,6 +108,16 @@ class TestCheck:
         assert "m2" in shown
         assert "FAILED" not in shown
 
+    def test_hosts_of_images(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "deck.toml"
+        file.write_text('[media]\nallow = ["a.example", "*.b.example"]\n', encoding="utf-8")
+        command = ["check", *profiles(tmp_path, remote()), "--config", str(file)]
+        assert cli.main(command) == 0
+        assert "fetched from a.example, *.b.example\n" in capsys.readouterr().out
+        file.write_text('[media]\nallow = ["http://a.example"]\n', encoding="utf-8")
+        assert cli.main(command) == 1
+        assert "media.allow" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("text", "said"),
         [

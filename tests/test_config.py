@@ -117,3 +117,30 @@ def test_a_mistake_in_the_environment_is_named(environ: dict[str, str], message:
 def test_a_mistake_of_the_command_line_is_named(overrides: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(overrides))):
         load_config(None, {}, overrides)
+
+
+def test_hosts_of_images_are_checked(tmp_path: Path) -> None:
+    text = (
+        '[media]\nallow = ["Images.Example.org", "*.example.net:8443"]\nallow_private = ["10.0.0.1"]\nmax_bytes = "2MB"'
+    )
+    media = load_config(_file(tmp_path, text), {}).media
+    assert media.allow == ("images.example.org", "*.example.net:8443")
+    assert (media.allow_private, media.max_bytes, media.timeout) == (("10.0.0.1",), 2_000_000, 10)
+    assert load_config(None, {}).media.allow == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('allow = ["https://example.org"]', r"media.allow.*'https://example.org' is no host; write"),
+        ('allow_private = ["*"]', r"media.allow_private.*name the hosts"),
+        ('allow_private = ["*:8080"]', r"media.allow_private.*name the hosts"),
+        ('alow = ["example.org"]', r"alow.*allow"),
+        ("max_bytes = 0", "media.max_bytes"),
+        ('timeout = "0"', "media.timeout"),
+        ('allow = "example.org"', "media.allow"),
+    ],
+)
+def test_a_wrong_table_of_images_is_named(tmp_path: Path, text: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)deck\.toml.*{fault}"):
+        load_config(_file(tmp_path, f"[media]\n{text}"), {})

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from deck import cli, contracts, hookspecs
-from deck.config import AdminSettings, Config
+from deck.config import AdminSettings, Config, MediaSettings
 from deck.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -122,8 +122,9 @@ def test_every_variable_is_in_the_operations_page() -> None:
 
 def test_every_key_of_the_configuration_is_in_the_operations_page() -> None:
     text = section(read("operations.md"), "## Configuration")
-    keys = [name for name, field in Config.model_fields.items() if not field.exclude and name != "admin"]
+    keys = [name for name, field in Config.model_fields.items() if not field.exclude and name not in ("admin", "media")]
     keys += [f"[admin] {name}" for name in AdminSettings.model_fields]
+    keys += [f"[media] {name}" for name in MediaSettings.model_fields]
     assert [key for key in keys if f"`{key}`" not in text] == []
     written = re.findall(r"^\| `([a-z_\[\] ]+)` \|", text, re.MULTILINE)
     assert [key for key in written if key not in keys] == []

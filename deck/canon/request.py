@@ -23,9 +23,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image as a base64 `data:` URL."""
+    """An image as a base64 `data:` URL, or one that Deck is yet to fetch; `path` is where the client wrote it."""
 
     url: str
+    path: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call; `parameters` is a JSON Schema, None = takes nothing."""
+    """A function the model may call; `parameters` is a JSON Schema, None = takes nothing.
+
+    `path` is where the client wrote the tool, `strict_path` where it asked that calls hold to the schema, if it did.
+    """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Json] | None = None
+    path: str = "tools"
+    strict_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ class ToolChoice:
 class Output:
     """What the answer must look like: a JSON Schema, any JSON object, or a GBNF grammar.
 
-    `path` is where the client asked for it.
+    `path` is where the client asked for it, `strict_path` where it asked that the answer hold to it, if it did.
     """
 
     kind: Literal["json_object", "json_schema", "grammar"]
@@ -103,6 +109,7 @@ class Output:
     name: str | None = None
     grammar: str | None = None
     path: str = "response_format"
+    strict_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,16 @@ _DEFAULT_PORTS = {False: 80, True: 443}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a server listens: a TCP port, or a UNIX socket when `uds` is given."""
+    """Where a server listens: a TCP port, or a UNIX socket when `uds` is given.
+
+    With an `address` no name is looked up; `host` is then what TLS verifies and what the server is told.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
     uds: str | None = None
     tls: bool = False
+    address: str | None = None
 
     @property
     def authority(self) -> str:
@@ -213,7 +217,8 @@ class Pool:
         if target.uds is not None:
             await loop.create_unix_connection(protocol, target.uds, ssl=context, server_hostname=name)
         else:
-            await loop.create_connection(protocol, target.host, target.port, ssl=context, server_hostname=name)
+            where = target.address or target.host
+            await loop.create_connection(protocol, where, target.port, ssl=context, server_hostname=name)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close what has been idle for too long; run again while anything is idle."""

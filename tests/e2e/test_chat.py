@@ -13,6 +13,7 @@ from e2e.live import LiveDeck
 
 pytestmark = pytest.mark.engine
 
+IGNORED = "x-athena-compatibility-ignored"
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -98,9 +99,29 @@ def test_a_schema_is_held(deck: LiveDeck) -> None:
         "required": ["name", "age"],
         "additionalProperties": False,
     }
-    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
-    answer = post(deck, ask("Return JSON: name Ana, age 31", response_format=form)).json()
-    assert set(json.loads(answer["choices"][0]["message"]["content"])) == {"name", "age"}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
+    body = ask("Return JSON: name Ana, age 31", response_format=form)
+    answer = post(deck, body)
+    assert set(json.loads(answer.json()["choices"][0]["message"]["content"])) == {"name", "age"}
+    assert "strict" not in answer.headers.get(IGNORED, ""), "the whole answer was checked"
+    assert "response_format.json_schema.strict" in post(deck, {**body, "stream": True}).headers[IGNORED]
+
+
+def test_a_schema_beyond_the_grammar_is_not_claimed_to_hold(deck: LiveDeck) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "pattern": "Zoe"}}, "required": ["name"]}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
+    answer = post(deck, ask("Return JSON: name Ana, age 31", response_format=form))
+    listed = answer.headers[IGNORED].split(", ")
+    assert "response_format" in listed
+    assert "response_format.json_schema.strict" in listed
+
+
+def test_a_strict_call_is_checked(deck: LiveDeck) -> None:
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    answer = post(deck, ask("What's the weather in Paris?", tools=[strict]))
+    assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert "strict" not in answer.headers.get(IGNORED, "")
+    assert "tools[].function.strict" in post(deck, ask("Hello", tools=[strict])).headers[IGNORED]
 
 
 def test_zero_tokens_answer_nothing(deck: LiveDeck) -> None:

@@ -119,6 +119,9 @@ MESSAGE = Table(
     ),
 )
 
+_HELD = "reported, unless an answer that is not streamed was checked and holds to the schema"
+_URL = "data:image/…;base64,…; http(s) only from hosts that the operator lists in [media]"
+
 _MARKS = (Field.annotation("cache_control", _CACHE), Field.annotation("prompt_cache_breakpoint", _CACHE))
 _TYPE = Field.mapped("type", string())
 
@@ -139,11 +142,14 @@ PARTS = {
 }
 IMAGE = Table(
     "chat.messages[].content[].image_url",
-    (Field.mapped("url", string()), Field.annotation("detail", "llama-server decides the resolution")),
+    (Field.mapped("url", string(), reason=_URL), Field.annotation("detail", "llama-server decides the resolution")),
 )
 AUDIO = Table(
     "chat.messages[].content[].input_audio",
-    (Field.mapped("data", string(empty=False)), Field.mapped("format", one_of("wav", "mp3"))),
+    (
+        Field.mapped("data", string(empty=False), reason="base64, or a data: URL of it"),
+        Field.mapped("format", one_of("wav", "mp3")),
+    ),
 )
 CALL = Table(
     "chat.messages[].tool_calls[]",
@@ -168,7 +174,7 @@ TOOL = Table(
         Field.mapped("name", string()),
         Field.mapped("description", string()),
         Field.mapped("parameters", mapping()),
-        Field.mapped("strict", boolean()),
+        Field.mapped("strict", boolean(), reason=_HELD),
         Field.annotation("cache_control", _CACHE),
         Field.annotation("defer_loading", "all tools are offered at once"),
     ),
@@ -179,7 +185,7 @@ FUNCTION = Table(
         Field.mapped("name", string(pattern=r"[A-Za-z0-9_-]{1,64}")),
         Field.mapped("description", string()),
         Field.mapped("parameters", mapping()),
-        Field.mapped("strict", boolean()),
+        Field.mapped("strict", boolean(), reason=_HELD),
         Field.annotation("cache_control", _CACHE),
     ),
 )
@@ -196,7 +202,7 @@ FORMAT_SCHEMA = Table(
     (
         Field.mapped("schema", mapping()),
         Field.mapped("name", string(pattern=r"[A-Za-z0-9_-]{1,64}")),
-        Field.mapped("strict", boolean()),
+        Field.mapped("strict", boolean(), reason=_HELD),
         Field.annotation("description", "only the schema constrains the answer"),
     ),
 )

@@ -15,6 +15,7 @@ from deck.api import (
     ToolCall,
     ToolResult,
     Values,
+    audio_of,
     digest9,
     image_of_url,
     invalid,
@@ -238,4 +239,4 @@ def _audio(reader: Reader, part: Values, path: str) -> Audio:
     for name in ("data", "format"):
         if name not in audio:
             raise invalid(f"{where}.{name} is required", f"{where}.{name}", "missing_required_parameter")
-    return Audio(audio.get("data"), audio.get("format"))
+    return audio_of(audio.get("data"), audio.get("format"), f"{where}.data", reader.report)

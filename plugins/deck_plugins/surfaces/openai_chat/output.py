@@ -78,12 +78,14 @@ def _response_format(reader: Reader, value: Any, where: str) -> Output | None:
 def _json_schema(reader: Reader, outer: Values, where: str) -> Output:
     if "json_schema" in outer:
         inner = reader.read(FORMAT_SCHEMA, outer.get("json_schema"), f"{where}.json_schema")
-        if inner.get("strict"):
+        strict_path = f"{where}.json_schema.strict" if inner.get("strict") else None
+        if strict_path is not None:
             reader.report.ignored(
-                f"{where}.json_schema.strict", "a grammar constrains the answer; strictness beyond it is not promised"
+                strict_path, "a grammar constrains the answer; a whole answer that Deck finds to hold is not listed"
             )
         # Without a schema the wire asks for any object under a name.
-        return Output("json_schema", schema=inner.get("schema", {"type": "object"}), name=inner.get("name"))
+        schema = inner.get("schema", {"type": "object"})
+        return Output("json_schema", schema=schema, name=inner.get("name"), strict_path=strict_path)
     if "schema" not in outer:
         raise invalid(f"{where}.json_schema is required", f"{where}.json_schema", "missing_required_parameter")
     reader.report.changed(

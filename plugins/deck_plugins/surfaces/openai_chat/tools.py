@@ -9,7 +9,7 @@ from deck.api import Reader, Tool, ToolChoice, Values, invalid, out_of_range, wr
 from .fields import FUNCTION, TOOL
 
 _MODES = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
-_STRICT = "llama-server constrains the call by a grammar; strictness beyond it is not promised"
+_STRICT = "llama-server constrains the call by a grammar; a whole call that Deck finds to hold is not listed"
 
 
 def read_tools(reader: Reader, fields: Values) -> tuple[tuple[Tool, ...], ToolChoice | None]:
@@ -63,23 +63,24 @@ def _tool(reader: Reader, item: Any, path: str) -> Tool | None:
         inner, where = outer.get("function"), f"{path}.function"
         if "name" in outer and outer.get("name") != inner.get("name"):
             raise invalid(f"{path}.name and {where}.name say different things", f"{path}.name")
-        if outer.get("strict"):
-            reader.report.ignored(f"{path}.strict", _STRICT)
-        return _function(reader, inner, where)
+        return _function(reader, inner, where, strict_path=f"{path}.strict" if outer.get("strict") else None)
     reader.report.changed(path, "a flat tool is read as a function tool", shown=f"{path}>{path}.function")
     flat = {key: value for key, value in item.items() if key not in ("type", "cache_control", "defer_loading")}
     return _function(reader, flat, path)
 
 
-def _function(reader: Reader, item: Any, path: str) -> Tool:
+def _function(reader: Reader, item: Any, path: str, strict_path: str | None = None) -> Tool:
     if not isinstance(item, dict):
         raise wrong_type(path, "an object", item)
     function = reader.read(FUNCTION, item, path)
     if "name" not in function:
         raise invalid(f"{path}.name is required", f"{path}.name", "missing_required_parameter")
     if function.get("strict"):
-        reader.report.ignored(f"{path}.strict", _STRICT)
-    return Tool(function.get("name"), function.get("description"), function.get("parameters"))
+        strict_path = f"{path}.strict"
+    if strict_path is not None:
+        reader.report.ignored(strict_path, _STRICT)
+    parameters = function.get("parameters")
+    return Tool(function.get("name"), function.get("description"), parameters, path, strict_path)
 
 
 def _choice(reader: Reader, fields: Values, names: list[str]) -> ToolChoice | None:
