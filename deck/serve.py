@@ -21,6 +21,7 @@ from deck.app import Deck
 from deck.catalog import Catalog, shipped_dir
 from deck.config import Config, default_state, load_config
 from deck.connection import Connection
+from deck.contracts import Facts
 from deck.errors import DeckError
 from deck.normalize.report import Report
 from deck.normalize.sampling import SAMPLING, SAMPLING_NAMES
@@ -70,7 +71,7 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
             known = ", ".join(sorted(plugins.families))
             raise StartError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
     for family in plugins.families.values():
-        unknown = sorted(set(family.defaults()) - SAMPLING_NAMES)
+        unknown = sorted(set(family.defaults(Facts())) - SAMPLING_NAMES)
         if unknown:
             raise StartError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
     return plugins, catalog

@@ -79,7 +79,7 @@ class Message:
 class Tool:
     """A function the model may call; `parameters` is a JSON Schema, None = takes nothing.
 
-    `path` is where the client wrote the tool, `strict_path` where it asked that calls hold to the schema, if it did.
+    `path` is where the client wrote the schema, `strict_path` where it asked that calls hold to the schema, if it did.
     """
 
     name: str

@@ -84,6 +84,38 @@ class Cursor:
         self.at = place + len(literal)
         return found
 
+    def rest(self, *literals: str) -> str:
+        """Return the text before the nearest of `literals`, and pass over it; at the end, all there is.
+
+        Raises:
+            NeedsMore: none stands in the text yet.
+        """
+        try:
+            return self.until(*literals)
+        except NotACall:
+            found, self.at = self.text[self.at :], len(self.text)
+            return found
+
+    def tag(self, pattern: re.Pattern[str], longest: int = 512) -> re.Match[str]:
+        """Pass over the tag that stands here, up to its `>`, and return how `pattern` matches all of it.
+
+        Raises:
+            NotACall: another text stands here.
+            NeedsMore: the tag may not be complete.
+        """
+        end = self.text.find(">", self.at, self.at + longest)
+        if end < 0:
+            raise NotACall if len(self.text) - self.at >= longest else self.short()
+        found = pattern.fullmatch(self.text, self.at, end + 1)
+        if found is None:
+            raise NotACall
+        self.at = end + 1
+        return found
+
+    def since(self, place: int) -> str:
+        """Return the text from a place to here."""
+        return self.text[place : self.at]
+
     def name(self) -> str:
         """Return the name that stands here, as models write names of functions.
 

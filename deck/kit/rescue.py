@@ -1,16 +1,14 @@
 """Finds calls that llama-server left in the text or in the thoughts, while the answer streams.
 
-What may become a call is held back until that is known; what only looked like one is let go unharmed. Nothing is looked
-for when the request offers no tools.
+Nothing is looked for when the request offers no tools, and no call is made of a name that was not offered. A call
+among the thoughts counts only where the answer is nothing but thoughts: else the model was only thinking of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from deck import json
 from deck.canon.events import (
     Event,
     Failed,
@@ -25,49 +23,13 @@ from deck.canon.events import (
 )
 from deck.canon.request import ChatRequest
 from deck.kit.parts import PartWriter
+from deck.kit.scan import Match, Scan, rules_of
+from deck.kit.syntax import Syntax, WrittenCall, same_call, typed
 from deck.normalize.ids import digest9
 from deck.normalize.report import Report
 
-# No call that a model wrote is longer; a text that is gets no second look.
-LONGEST_CALL = 256 * 1024
 FIELD = "rescued_call"
-# Python's spellings, which models fall into.
-_LITERALS = {"True": True, "False": False, "None": None}
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenCall:
-    """A call as a model wrote it; `arguments` is the JSON text of an object, or the text of each, not yet typed."""
-
-    name: str
-    arguments: str | Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A text begins with calls, which take `length` characters of it."""
-
-    calls: tuple[WrittenCall, ...]
-    length: int
-
-
-class Syntax(Protocol):
-    """One way in which models write calls.
-
-    `openers` begin a call. `closers` end it: a text without one is not read again. `anywhere` is false where an opener
-    counts only at the start of an answer's text, since ordinary text contains it too.
-    """
-
-    openers: Sequence[str]
-    closers: Sequence[str]
-    anywhere: bool
-
-    def read(self, text: str, *, is_end: bool) -> Found | bool:
-        """Return what `text`, which begins with an opener, holds; `is_end` says that no more comes.
-
-        True = it may become a call. False = it is none.
-        """
-        ...
+_CUT = (FinishReason.LENGTH, FinishReason.CONTEXT)
 
 
 def offered(request: ChatRequest) -> frozenset[str]:
@@ -79,57 +41,45 @@ def offered(request: ChatRequest) -> frozenset[str]:
     return frozenset(names if choice is None or choice.names is None else names.intersection(choice.names))
 
 
-def typed(values: Mapping[str, str], schema: Mapping[str, Any]) -> str:
-    """Return arguments that were written as bare text as JSON, by the types that the tool's schema gives them."""
-    properties = schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
-    return json.dumps({key: _typed(text, known.get(key)) for key, text in values.items()}).decode()
-
-
-def _typed(text: str, schema: Any) -> Any:
-    """Return a value; where the schema allows text, or the value is no JSON, it is the text itself."""
-    kinds = _kinds(schema)
-    if "string" in kinds and not (text.strip() == "null" and "null" in kinds):
-        return text
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return _LITERALS.get(text.strip(), text)
-    # Nobody said what it is: a number that is meant as text would lose its form.
-    return value if kinds or isinstance(value, dict | list) else text
-
-
-def _kinds(schema: Any) -> set[str]:
-    if not isinstance(schema, dict):
-        return set()
-    said = schema.get("type")
-    kinds = {said} if isinstance(said, str) else set(said) if isinstance(said, list) else set()
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            kinds |= {kind for item in schema[key] for kind in _kinds(item)}
-    return kinds
+def rescue_of(syntaxes: Sequence[Syntax], request: ChatRequest, report: Report, seed: str) -> Rescue | None:
+    """Return the filter for an answer, None = there is nothing to look for."""
+    if not request.tools or not offered(request):
+        return None
+    if request.output is not None:
+        # The client asked for JSON: an answer that is nothing else is what it asked for.
+        syntaxes = [syntax for syntax in syntaxes if syntax.anywhere]
+    return Rescue(syntaxes, request, report, seed) if syntaxes else None
 
 
 class Rescue:
     """A filter that turns calls written as text into calls.
 
     Args:
-        syntaxes: how the model writes them; the first whose opener stands earliest is tried first.
-        request: as it was sent.
-        report: gets a note for each call that is found.
+        syntaxes: how the model writes them, at least one; of two that begin alike, the first is tried first.
+        request: as it was sent; it offers tools.
+        report: gets a note for each call that is found, and for what is left out.
         seed: makes the ids of the calls.
     """
 
     def __init__(self, syntaxes: Sequence[Syntax], request: ChatRequest, report: Report, seed: str) -> None:
         self._names = offered(request)
         self._schemas = {tool.name: tool.parameters for tool in request.tools}
-        self._report = report
+        self._notes = _Notes(report)
         self._seed = seed
         self._writer = PartWriter()
-        self._scan = _Scan(syntaxes, self._names)
+        self._scan = Scan(rules_of(tuple(syntaxes)))
         self._kind: PartKind = "text"
-        self._last: PartDelta | None = None
-        self._rescued = 0
+        self._is_over = False  # a text ended, and what it holds back is not settled
+        self._thought: list[str | Match] = []
+        self._blank = ""
+        self._after_call = False
+        self._logprobs: tuple[Mapping[str, Any], ...] = ()
+        self._timings: Mapping[str, Any] | None = None
+        self._has_spoken = False
+        self._rescued: list[tuple[str, Any]] = []
+        self._given: list[tuple[str, Any]] = []
+        self._held_call: tuple[PartStart, list[PartDelta]] | None = None
+        self._call = ["", ""]
 
     def feed(self, event: Event) -> Iterator[Event]:
         """Return what becomes of `event`."""
@@ -141,159 +91,203 @@ class Rescue:
             case PartEnd():
                 self._end()
             case Finish():
+                self._settle(event.reason)
+                self._writer.close()
                 yield from self._writer.taken()
                 yield self._finish(event)
                 return
-            case Start() | Progress() | Failed():
+            case Failed():
+                self._settle(None)
                 yield from self._writer.taken()
+                yield event
+                return
+            case Start() | Progress():
                 yield event
                 return
         yield from self._writer.taken()
 
     def _start(self, event: PartStart) -> None:
+        if event.kind == "text" and self._thought:
+            self._finish_text()  # whether anything is said decides what the calls among the thoughts are
+        else:
+            self._settle(None)
         self._kind = event.kind
         if event.kind == "tool_call":
-            self._writer.open_call(event.tool_id, event.tool_name)
+            self._call = [event.tool_name, ""]
+            self._has_spoken = True
+            if self._rescued:
+                self._held_call = (event, [])
+            else:
+                self._writer.open_call(event.tool_id, event.tool_name)
 
     def _delta(self, event: PartDelta) -> None:
         if self._kind == "tool_call":
-            self._writer.more_of_call(event.text, event.timings)
-        elif not self._names:
-            self._writer.text(self._kind, event.text, event.logprobs, event.timings)
-        else:
-            self._last = event
-            self._write(self._scan.more(event.text))
+            self._call[1] += event.text
+            if self._held_call is not None:
+                self._held_call[1].append(event)
+            else:
+                self._writer.more_of_call(event.text, event.timings)
+            return
+        self._logprobs += event.logprobs
+        self._timings = event.timings or self._timings
+        self._take(self._scan.more(event.text))
 
     def _end(self) -> None:
-        if self._kind != "tool_call" and self._names:
-            self._write(self._scan.end())
+        if self._kind == "tool_call":
+            self._end_call()
+        else:
+            self._is_over = True
+
+    def _end_call(self) -> None:
+        """Close a call that llama-server read, or leave it out when it also stood in the text."""
+        call = same_call(self._call[0], self._call[1] or "{}")
+        held, self._held_call = self._held_call, None
+        if held is not None:
+            if call in self._rescued:
+                self._rescued.remove(call)
+                self._notes.twice(self._call[0])
+                return
+            start, deltas = held
+            self._writer.open_call(start.tool_id, start.tool_name)
+            for delta in deltas:
+                self._writer.more_of_call(delta.text, delta.timings)
+        self._given.append(call)
         self._writer.close()
 
-    def _write(self, pieces: Sequence[str | WrittenCall]) -> None:
-        for piece in pieces:
+    def _finish_text(self, reason: FinishReason | None = None) -> None:
+        """Settle what a text that is over holds back; `reason` says that the answer is over as well, and why."""
+        if not self._is_over:
+            return
+        self._is_over = False
+        if reason in _CUT and self._scan.is_pending:
+            left = self._scan.cut()
+            self._notes.cut(len(left))
+            return
+        self._take(self._scan.end())
+
+    def _settle(self, reason: FinishReason | None) -> None:
+        """Settle all that is held back; what follows is another part, or the end of the answer."""
+        self._finish_text(reason)
+        thought, self._thought = self._thought, []
+        are_calls = bool(thought) and reason is not None and reason not in _CUT and not self._has_spoken
+        for piece in thought:
             if isinstance(piece, str):
-                last = self._last
-                self._writer.text(self._kind, piece, last.logprobs if last else (), last.timings if last else None)
-                continue
-            arguments = piece.arguments
-            if not isinstance(arguments, str):
-                arguments = typed(arguments, self._schemas.get(piece.name) or {})
-            self._writer.call(digest9(f"{self._seed}:rescued:{self._rescued}"), piece.name, arguments)
-            self._rescued += 1
-            what = "thoughts" if self._kind == "reasoning" else "text"
-            self._report.changed(
-                "tools",
-                f"a call of {piece.name} that the model wrote into its {what} is sent as a call",
-                shown=f"{what}>tool_calls",
-                field=FIELD,
-            )
+                self._write(piece, "reasoning")
+            elif not are_calls:
+                self._write(piece.text, "reasoning")
+        if are_calls:
+            for piece in thought:
+                if isinstance(piece, Match):
+                    self._write_calls(piece, "thoughts")
+        self._say(self._blank)
+        self._blank = ""
+        self._writer.close()
+        self._after_call = False
+
+    def _take(self, pieces: Sequence[str | Match]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Match):
+                piece = self._judged(piece)
+            if self._kind == "reasoning":
+                if self._thought or isinstance(piece, Match):
+                    self._thought.append(piece)
+                else:
+                    self._write(piece, "reasoning")
+            elif isinstance(piece, str):
+                self._say(piece)
+            else:
+                self._break_off()
+                self._write_calls(piece, "text")
+
+    def _judged(self, match: Match) -> str | Match:
+        """Return calls of which one was offered at least; others are the text that they were, marks are nothing."""
+        if not match.found.calls:
+            mark = match.text.lstrip()
+            self._notes.stray(mark)
+            return match.text.removesuffix(mark)
+        return match if any(call.name in self._names for call in match.found.calls) else match.text
+
+    def _say(self, text: str) -> None:
+        """Write text of the answer; blanks behind a call belong to its syntax."""
+        if self._after_call:
+            text = text.lstrip()
+        if self._thought and self._kind == "text":
+            self._blank += text
+            if not self._blank.strip():
+                return
+            text, self._blank = self._blank, ""
+            self._has_spoken = True
+            self._break_off()
+        if text:
+            self._after_call = False
+            self._has_spoken = self._has_spoken or bool(text.strip())
+            self._write(text, "text")
+
+    def _break_off(self) -> None:
+        """Let go the calls among the thoughts: the answer goes on without them."""
+        thought, self._thought = self._thought, []
+        for piece in thought:
+            self._write(piece if isinstance(piece, str) else piece.text, "reasoning")
+
+    def _write(self, text: str, kind: PartKind) -> None:
+        self._writer.text(kind, text, self._logprobs, self._timings)
+        if text:
+            self._logprobs, self._timings = (), None
+
+    def _write_calls(self, match: Match, where: str) -> None:
+        self._logprobs = ()
+        for call in match.found.calls:
+            if not call.name:
+                self._notes.broken()
+            elif call.name not in self._names:
+                self._write(call.written, "text")
+            else:
+                self._write_call(call, where)
+        self._after_call = True
+
+    def _write_call(self, call: WrittenCall, where: str) -> None:
+        arguments = call.arguments
+        if not isinstance(arguments, str):
+            arguments = typed(arguments, self._schemas.get(call.name) or {})
+        key = same_call(call.name, arguments)
+        if key in self._given:
+            self._given.remove(key)
+            self._notes.twice(call.name)
+            return
+        self._writer.call(digest9(f"{self._seed}:rescued:{self._notes.rescued}"), call.name, arguments)
+        self._has_spoken = True
+        self._rescued.append(key)
+        self._notes.found(call.name, where)
 
     def _finish(self, event: Finish) -> Finish:
-        if self._rescued and event.reason is FinishReason.STOP:
+        if self._notes.rescued and event.reason is FinishReason.STOP:
             return Finish(FinishReason.TOOL_CALLS, event.usage, event.stop_sequence, event.timings)
         return event
 
 
-class _Scan:
-    """The text of one part after another: what of it is text, and what calls."""
+class _Notes:
+    """What the report is told; `rescued` counts the calls."""
 
-    def __init__(self, syntaxes: Sequence[Syntax], names: Collection[str]) -> None:
-        self._syntaxes = syntaxes
-        self._names = names
-        self._held = ""
-        self._pending: list[Syntax] = []
-        self._is_fresh = True
-        self._after_call = False
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self.rescued = 0
 
-    def more(self, text: str) -> list[str | WrittenCall]:
-        before = len(self._held)
-        self._held += text
-        if self._pending and not self._may_close(before):
-            return []
-        return self._pieces(is_end=False)
+    def found(self, name: str, where: str) -> None:
+        self.rescued += 1
+        reason = f"a call of {name} that the model wrote into its {where} is sent as a call"
+        self._report.changed("tools", reason, shown=f"{where}>tool_calls", field=FIELD)
 
-    def end(self) -> list[str | WrittenCall]:
-        pieces = self._pieces(is_end=True)
-        self._is_fresh, self._after_call, self._pending = True, False, []
-        return pieces
+    def twice(self, name: str) -> None:
+        self._out(f"the model wrote its call of {name} into the text as well; it is sent once")
 
-    def _may_close(self, before: int) -> bool:
-        closers = [closer for syntax in self._pending for closer in syntax.closers]
-        window = self._held[max(0, before - max(map(len, closers))) :]
-        return len(self._held) > LONGEST_CALL or any(closer in window for closer in closers)
+    def cut(self, length: int) -> None:
+        self._out(f"the limit cut a call that the model wrote; its {length} characters are left out")
 
-    def _pieces(self, *, is_end: bool) -> list[str | WrittenCall]:
-        pieces: list[str | WrittenCall] = []
-        while self._held:
-            if self._after_call:
-                # The line break between two calls, or after the last, is part of how they are written.
-                self._held = self._held.lstrip()
-                if not self._held:
-                    break
-            place, syntaxes = self._opened()
-            if not syntaxes:
-                kept = "" if is_end else self._beginning()
-                self._let_go(pieces, len(self._held) - len(kept))
-                break
-            self._let_go(pieces, place)
-            found = self._read(syntaxes, is_end=is_end or len(self._held) > LONGEST_CALL)
-            if self._pending:
-                return pieces
-            if found is None:
-                self._let_go(pieces, 1)
-                continue
-            pieces += found.calls
-            self._held = self._held[found.length :]
-            self._after_call, self._is_fresh = True, False
-        return pieces
+    def stray(self, mark: str) -> None:
+        self._out(f"a mark that stands for nothing is left out: {mark}")
 
-    def _read(self, syntaxes: Sequence[Syntax], *, is_end: bool) -> Found | None:
-        """Return the calls that the held text begins with; those who may find some later are pending."""
-        self._pending = []
-        for syntax in syntaxes:
-            found = syntax.read(self._held, is_end=is_end)
-            if found is True and not is_end:
-                self._pending.append(syntax)
-            elif isinstance(found, Found) and all(call.name in self._names for call in found.calls):
-                self._pending = []
-                return found
-        return None
+    def broken(self) -> None:
+        self._out("a call that the model wrote cannot be read; it is left out")
 
-    def _let_go(self, pieces: list[str | WrittenCall], length: int) -> None:
-        if not length:
-            return
-        text, self._held = self._held[:length], self._held[length:]
-        self._after_call = False
-        self._is_fresh = self._is_fresh and not text.strip()
-        if pieces and isinstance(pieces[-1], str):
-            pieces[-1] += text
-        else:
-            pieces.append(text)
-
-    def _opened(self) -> tuple[int, list[Syntax]]:
-        """Return where the first opener stands, and whose it is or may be."""
-        first, whose = -1, list[Syntax]()
-        for syntax in self._syntaxes:
-            places = (self._held.find(opener) for opener in syntax.openers)
-            fits = [place for place in places if place >= 0 and (syntax.anywhere or self._is_start(place))]
-            if not fits or (whose and min(fits) > first):
-                continue
-            if not whose or min(fits) < first:
-                first, whose = min(fits), []
-            whose.append(syntax)
-        return first, whose
-
-    def _is_start(self, place: int) -> bool:
-        return self._is_fresh and not self._held[:place].strip()
-
-    def _beginning(self) -> str:
-        """Return the end of the held text that may be the beginning of an opener."""
-        longest = 0
-        for syntax in self._syntaxes:
-            for opener in syntax.openers:
-                for length in range(min(len(opener) - 1, len(self._held)), longest, -1):
-                    place = len(self._held) - length
-                    if self._held.endswith(opener[:length]) and (syntax.anywhere or self._is_start(place)):
-                        longest = length
-                        break
-        return self._held[len(self._held) - longest :] if longest else ""
+    def _out(self, reason: str) -> None:
+        self._report.changed("tools", reason, shown="text>out", field="tools")

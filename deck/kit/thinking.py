@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartEnd, PartKind, PartStart, Progress, Start
 from deck.kit.parts import PartWriter
@@ -19,7 +21,8 @@ class _TextFilter:
         self._report = report
         self._writer = PartWriter()
         self._kind: PartKind = "text"
-        self._last: PartDelta | None = None
+        self._logprobs: tuple[Mapping[str, Any], ...] = ()
+        self._timings: Mapping[str, Any] | None = None
         self._is_noted = False
 
     def feed(self, event: Event) -> Iterator[Event]:
@@ -49,12 +52,14 @@ class _TextFilter:
         elif self._kind == "reasoning":
             self._writer.text("reasoning", event.text, event.logprobs, event.timings)
         else:
-            self._last = event
+            self._logprobs += event.logprobs
+            self._timings = event.timings or self._timings
             self.more(event.text)
 
     def write(self, kind: PartKind, text: str) -> None:
-        last = self._last
-        self._writer.text(kind, text, last.logprobs if last else (), last.timings if last else None)
+        self._writer.text(kind, text, self._logprobs, self._timings)
+        if text:
+            self._logprobs, self._timings = (), None
 
     def note(self) -> None:
         if not self._is_noted:
@@ -222,6 +227,72 @@ class HarmonyChannels(_TextFilter):
     def _out(self, length: int) -> None:
         self.write(self._channel, self._held[:length])
         self._held = self._held[length:]
+
+
+class BlockMarks(_TextFilter):
+    """Blocks of text that a mark opens and another closes: what kind of part each is stands in its opening mark.
+
+    Args:
+        report: gets a note.
+        openers: the kind of part that each opening mark begins.
+        closers: marks that end a block.
+    """
+
+    def __init__(self, report: Report, openers: Mapping[str, PartKind], closers: Sequence[str]) -> None:
+        super().__init__(report)
+        self._openers = openers
+        self._marks = (*openers, *closers)
+        self._pattern = re.compile("|".join(re.escape(mark) for mark in sorted(self._marks, key=len, reverse=True)))
+        self.begin()
+
+    def begin(self) -> None:
+        """Start on a new text."""
+        self._held = ""
+        self._block: PartKind = "text"
+        self._is_marked = False
+
+    def more(self, text: str) -> None:
+        """Take more of the text."""
+        self._held += text
+        self._go(is_end=False)
+
+    def end(self) -> None:
+        """Let go what is held: the text is over."""
+        self._go(is_end=True)
+        self.begin()
+
+    def _go(self, *, is_end: bool) -> None:
+        while found := self._pattern.search(self._held):
+            rest = self._held[found.start() :]
+            if not is_end and any(mark != rest and mark.startswith(rest) for mark in self._marks):
+                self._out(found.start())
+                return
+            self._out(found.start())
+            self._mark(found[0])
+        self._out(len(self._held) - (0 if is_end else _kept(self._held, self._marks)))
+
+    def _mark(self, mark: str) -> None:
+        kind = self._openers.get(mark)
+        if kind is None and not self._is_marked:
+            self._out(len(mark))
+            return
+        self._held = self._held[len(mark) :]
+        self._block, self._is_marked = kind or "text", kind is not None
+        self.note()
+
+    def _out(self, length: int) -> None:
+        self.write(self._block, self._held[:length])
+        self._held = self._held[length:]
+
+
+def think_tags(*tags: tuple[str, str]) -> Callable[[Report], ThinkTags]:
+    """Return what makes a filter for pairs of tags."""
+    return partial(ThinkTags, tags=tags)
+
+
+def block_marks(openers: Mapping[str, PartKind], closers: Sequence[str]) -> Callable[[Report], BlockMarks]:
+    """Return what makes a filter for marked blocks."""
+    return partial(BlockMarks, openers=openers, closers=closers)
 
 
 def _kept(text: str, marks: Sequence[str]) -> int:

@@ -81,7 +81,7 @@ class FittedSchema:
 def fit_schema(schema: Mapping[str, Any]) -> FittedSchema:
     """Return the schema in the form that llama-server takes; the same for equal schemas, so not to be changed."""
     encoded = json.dumps(schema)
-    return _remembered(encoded) if len(encoded) <= _SHORT else _fitted(encoded)
+    return _remembered(encoded) if len(encoded) <= _SHORT else _remembered_long(encoded)
 
 
 def note_loosenings(report: Report, fitted: FittedSchema, path: str) -> None:
@@ -96,6 +96,7 @@ def _fitted(encoded: bytes) -> FittedSchema:
 
 # An agent sends the same tools with every turn.
 _remembered = lru_cache(maxsize=512)(_fitted)
+_remembered_long = lru_cache(maxsize=8)(_fitted)
 
 
 class _Fitting:
