@@ -48,13 +48,13 @@ class Cursor:
         Raises:
             NeedsMore: one may still come.
         """
+        rest = None if self.is_end else self.text[self.at : self.at + max(map(len, literals))]
         for literal in literals:
             if self.text.startswith(literal, self.at):
                 self.at += len(literal)
                 return literal
-        rest = self.text[self.at :]
-        if not self.is_end and any(literal.startswith(rest) for literal in literals):
-            raise NeedsMore
+            if rest is not None and literal.startswith(rest):
+                raise NeedsMore
         return ""
 
     def take(self, *literals: str) -> str:

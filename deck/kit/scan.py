@@ -1,7 +1,7 @@
 """Looks for written calls in a text that comes in pieces of any size: what of it is text, and what calls.
 
 What may become a call is held back until that is known; what only looked like one is let go unharmed. What is found
-never depends on how the text was cut. Text within a code fence or behind a backtick is quoted: no call is looked for
+never depends on how the text was cut. Text in a code fence, or between backticks, is quoted: no call is looked for
 there. Knows no events and no request.
 """
 
@@ -17,7 +17,7 @@ from deck.kit.syntax import Found, Syntax
 LONGEST_CALL = 256 * 1024
 # A text with more false beginnings than this is about calls, and holds none.
 MOST_TRIES = 512
-_FENCE = re.compile(r"`+")
+_QUOTING = re.compile(r"`+|\n[ \t]*\n")
 _NOT_BLANK = re.compile(r"\S")
 
 
@@ -68,6 +68,7 @@ class Scan:
         self._is_fresh = True
         self._tries = 0
         self._ticks = 0
+        self._inline = 0
         self._is_fenced = False
         self._waits: Syntax | None = None
 
@@ -187,27 +188,32 @@ class Scan:
             return
         if self._is_fresh:
             self._is_fresh = not _NOT_BLANK.search(self._held, at, end)
-        if self._held.find("`", at, end) < 0:
-            self._close_ticks()
+        if not self._ticks and not self._inline and self._held.find("`", at, end) < 0:
             return
         last = at
-        for found in _FENCE.finditer(self._held, at, end):
+        for found in _QUOTING.finditer(self._held, at, end):
             if found.start() > last:
                 self._close_ticks()
-            self._ticks += len(found[0])
+            if found[0][0] == "`":
+                self._ticks += len(found[0])
+            else:
+                self._inline = 0  # no code within a line goes on behind an empty one
             last = found.end()
-        if last < end:
+        if last < end or (last == end and self._held[end - 1] != "`"):
             self._close_ticks()
 
     def _close_ticks(self) -> None:
-        if self._ticks >= 3:
+        """Take note of a row of backticks that is complete."""
+        if self._ticks >= 3 and not self._inline:
             self._is_fenced = not self._is_fenced
+        elif self._ticks and not self._is_fenced:
+            self._inline = 0 if self._inline == self._ticks else self._inline or self._ticks
         self._ticks = 0
 
     def _is_quoted(self, place: int) -> bool:
-        if self._held[place] == "`":
-            return self._is_fenced
-        return self._is_fenced != (self._ticks >= 3) or 0 < self._ticks < 3
+        if self._held[place] != "`":
+            self._close_ticks()
+        return self._is_fenced or self._inline > 0
 
     def _before_blanks(self, begin: int, place: int) -> int:
         """Return where the blanks before a place begin: between text and call they belong to the syntax."""
