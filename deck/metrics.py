@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from deck import __version__
 from deck.contracts import ExchangeRecord, ServerState
 from deck.errors import ErrorKind
+from deck.kit.parts import RESCUES
 from deck.normalize.report import NoteKind
 from deck.scheduler.lanes import Lane
 
@@ -83,6 +84,12 @@ class Metrics:
         self._tokens = Counter("deck_tokens", "Tokens, as measured.", ["model", "direction"], registry=registry)
         self._queue = Histogram("deck_queue_seconds", "Waits for a slot.", buckets=_QUEUE, registry=registry)
         self._load = Histogram("deck_load_seconds", "Loads of a model.", ["model"], buckets=_LOAD, registry=registry)
+        self._rescues = Counter(
+            "deck_rescues", "Calls and thoughts found in a model's text.", ["model", "what"], registry=registry
+        )
+        for model in (*self._models, OTHER):
+            for what in RESCUES:
+                self._rescues.labels(model, what)
         labels = ["surface", "kind", "field"]
         self._notes = Counter("deck_request_notes", "Fields ignored or changed.", labels, registry=registry)
         self._routes = Counter("deck_route_requests", "Exchanges by lane.", ["surface", "lane"], registry=registry)
@@ -120,6 +127,8 @@ class Metrics:
         for kind, field in record.notes:
             note = (surface, kind, field)
             (self._notes_of.get(note) or self._note(note)).inc()
+            if field in RESCUES:
+                self._rescues.labels(record.model if record.model in self._models else OTHER, field).inc()
         if record.outcome == ErrorKind.AUTHENTICATION.label:
             self._auth.inc()
 

@@ -22,13 +22,12 @@ from deck.canon.events import (
     Start,
 )
 from deck.canon.request import ChatRequest
-from deck.kit.parts import PartWriter
+from deck.kit.parts import RESCUED_CALL, PartWriter
 from deck.kit.scan import Match, Scan, rules_of
 from deck.kit.syntax import Syntax, WrittenCall, same_call, typed
 from deck.normalize.ids import digest9
 from deck.normalize.report import Report
 
-FIELD = "rescued_call"
 _CUT = (FinishReason.LENGTH, FinishReason.CONTEXT)
 
 
@@ -271,11 +270,12 @@ class _Notes:
     def __init__(self, report: Report) -> None:
         self._report = report
         self.rescued = 0
+        self._strays: set[str] = set()
 
     def found(self, name: str, where: str) -> None:
         self.rescued += 1
         reason = f"a call of {name} that the model wrote into its {where} is sent as a call"
-        self._report.changed("tools", reason, shown=f"{where}>tool_calls", field=FIELD)
+        self._report.changed("tools", reason, shown=f"{where}>tool_calls", field=RESCUED_CALL)
 
     def twice(self, name: str) -> None:
         self._out(f"the model wrote its call of {name} into the text as well; it is sent once")
@@ -284,6 +284,9 @@ class _Notes:
         self._out(f"the limit cut a call that the model wrote; its {length} characters are left out")
 
     def stray(self, mark: str) -> None:
+        if mark in self._strays:
+            return
+        self._strays.add(mark)
         self._out(f"a mark that stands for nothing is left out: {mark}")
 
     def broken(self) -> None:

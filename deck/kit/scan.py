@@ -171,6 +171,7 @@ class Scan:
                 continue
             found = syntax.read(text, is_end=is_end and is_whole)
             if isinstance(found, Found):
+                self._tries += not found.calls
                 return found
             if found and is_whole and not is_end:
                 self._waits = syntax

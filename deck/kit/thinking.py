@@ -8,10 +8,8 @@ from functools import partial
 from typing import Any
 
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartEnd, PartKind, PartStart, Progress, Start
-from deck.kit.parts import PartWriter
+from deck.kit.parts import LEAKED_THINKING, PartWriter
 from deck.normalize.report import Report
-
-FIELD = "leaked_thinking"
 
 
 class _TextFilter:
@@ -68,7 +66,7 @@ class _TextFilter:
                 "messages",
                 "thoughts that the model wrote into its text are sent as reasoning",
                 shown="text>reasoning",
-                field=FIELD,
+                field=LEAKED_THINKING,
             )
 
     def begin(self) -> None:
@@ -165,84 +163,13 @@ class ThinkTags(_TextFilter):
         self.begin()
 
 
-class HarmonyChannels(_TextFilter):
-    """Channels of the harmony format in a text: `analysis` is reasoning, `final` and `commentary` are text.
+class _Marked(_TextFilter):
+    """A text in which marks say what kind of part follows; `_mark` reads the one that stands at a place."""
 
-    Marks are `<|start|>assistant<|channel|>NAME<|message|>…<|end|>`; a header of another form stays as it was said.
-    """
-
-    _MARKS = ("<|start|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>")
-    _HEADER = re.compile(r"(?:<\|start\|>assistant)?\s*<\|channel\|>(analysis|final|commentary)\s*<\|message\|>")
-    _LONGEST = 128
-
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, marks: Sequence[str]) -> None:
         super().__init__(report)
-        self.begin()
-
-    def begin(self) -> None:
-        """Start on a new text."""
-        self._held = ""
-        self._channel: PartKind = "text"
-        self._is_marked = False
-
-    def more(self, text: str) -> None:
-        """Take more of the text."""
-        self._held += text
-        self._go(is_end=False)
-
-    def end(self) -> None:
-        """Let go what is held: the text is over."""
-        self._go(is_end=True)
-        self.begin()
-
-    def _go(self, *, is_end: bool) -> None:
-        while self._held:
-            places = [place for mark in self._MARKS if (place := self._held.find(mark)) >= 0]
-            if not places:
-                self._out(len(self._held) - (0 if is_end else _kept(self._held, self._MARKS)))
-                return
-            self._out(min(places))
-            if self._mark(is_end=is_end):
-                return
-
-    def _mark(self, *, is_end: bool) -> bool:
-        """Take the mark at the beginning of the held text; true = more must come first."""
-        for mark in ("<|end|>", "<|return|>", "<|call|>"):
-            if self._is_marked and self._held.startswith(mark):
-                self._held = self._held[len(mark) :]
-                self._channel = "text"
-                return False
-        found = self._HEADER.match(self._held)
-        if found is not None:
-            self._held = self._held[found.end() :]
-            self._channel = "reasoning" if found[1] == "analysis" else "text"
-            self._is_marked = True
-            self.note()
-            return False
-        if not is_end and "<|message|>" not in self._held and len(self._held) <= self._LONGEST:
-            return True
-        self._out(1)
-        return False
-
-    def _out(self, length: int) -> None:
-        self.write(self._channel, self._held[:length])
-        self._held = self._held[length:]
-
-
-class BlockMarks(_TextFilter):
-    """Blocks of text that a mark opens and another closes: what kind of part each is stands in its opening mark.
-
-    Args:
-        report: gets a note.
-        openers: the kind of part that each opening mark begins.
-        closers: marks that end a block.
-    """
-
-    def __init__(self, report: Report, openers: Mapping[str, PartKind], closers: Sequence[str]) -> None:
-        super().__init__(report)
-        self._openers = openers
-        self._marks = (*openers, *closers)
-        self._pattern = re.compile("|".join(re.escape(mark) for mark in sorted(self._marks, key=len, reverse=True)))
+        self._marks = tuple(marks)
+        self._pattern = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
         self.begin()
 
     def begin(self) -> None:
@@ -262,27 +189,80 @@ class BlockMarks(_TextFilter):
         self.begin()
 
     def _go(self, *, is_end: bool) -> None:
-        while found := self._pattern.search(self._held):
-            rest = self._held[found.start() :]
-            if not is_end and any(mark != rest and mark.startswith(rest) for mark in self._marks):
-                self._out(found.start())
+        begin = at = 0
+        while found := self._pattern.search(self._held, at):
+            length = self._mark(found.start(), found[0], is_end=is_end)
+            if length is None:
+                self.write(self._block, self._held[begin : found.start()])
+                self._held = self._held[found.start() :]
                 return
-            self._out(found.start())
-            self._mark(found[0])
-        self._out(len(self._held) - (0 if is_end else _kept(self._held, self._marks)))
+            if not length:
+                at = found.start() + 1
+                continue
+            kind = self._next
+            self.write(self._block, self._held[begin : found.start()])
+            begin = at = found.start() + length
+            self._block, self._is_marked = kind or "text", kind is not None
+        end = len(self._held) - (0 if is_end else _kept(self._held, self._marks))
+        end = max(end, at)
+        self.write(self._block, self._held[begin:end])
+        self._held = self._held[end:]
 
-    def _mark(self, mark: str) -> None:
-        kind = self._openers.get(mark)
-        if kind is None and not self._is_marked:
-            self._out(len(mark))
-            return
-        self._held = self._held[len(mark) :]
-        self._block, self._is_marked = kind or "text", kind is not None
+    _next: PartKind | None = None
+
+    def _mark(self, place: int, mark: str, *, is_end: bool) -> int | None:
+        """Return how long the mark at a place is, with its kind in `_next`; 0 = it is text, None = more must come."""
+        raise NotImplementedError
+
+
+class HarmonyChannels(_Marked):
+    """Channels of the harmony format in a text: `analysis` is reasoning, `final` and `commentary` are text.
+
+    Marks are `<|start|>assistant<|channel|>NAME<|message|>…<|end|>`; a header of another form stays as it was said.
+    """
+
+    _ENDS = ("<|end|>", "<|return|>", "<|call|>")
+    _HEADER = re.compile(r"(?:<\|start\|>assistant)?\s*<\|channel\|>(analysis|final|commentary)\s*<\|message\|>")
+    _LONGEST = 128
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report, ("<|start|>", "<|channel|>", *self._ENDS))
+
+    def _mark(self, place: int, mark: str, *, is_end: bool) -> int | None:
+        if mark in self._ENDS:
+            self._next = None
+            return len(mark) if self._is_marked else 0
+        found = self._HEADER.match(self._held, place)
+        if found is not None:
+            self._next = "reasoning" if found[1] == "analysis" else "text"
+            self.note()
+            return found.end() - place
+        is_whole = self._held.find("<|message|>", place, place + self._LONGEST) >= 0
+        return 0 if is_end or is_whole or len(self._held) - place > self._LONGEST else None
+
+
+class BlockMarks(_Marked):
+    """Blocks of text that a mark opens and another closes: what kind of part each is stands in its opening mark.
+
+    Args:
+        report: gets a note.
+        openers: the kind of part that each opening mark begins.
+        closers: marks that end a block.
+    """
+
+    def __init__(self, report: Report, openers: Mapping[str, PartKind], closers: Sequence[str]) -> None:
+        super().__init__(report, (*openers, *closers))
+        self._openers = openers
+
+    def _mark(self, place: int, mark: str, *, is_end: bool) -> int | None:
+        rest = self._held[place : place + 64]
+        if not is_end and any(other != rest and other.startswith(rest) for other in self._marks):
+            return None
+        self._next = self._openers.get(mark)
+        if self._next is None and not self._is_marked:
+            return 0
         self.note()
-
-    def _out(self, length: int) -> None:
-        self.write(self._block, self._held[:length])
-        self._held = self._held[length:]
+        return len(mark)
 
 
 def think_tags(*tags: tuple[str, str]) -> Callable[[Report], ThinkTags]:
