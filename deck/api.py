@@ -1,6 +1,7 @@
 """All that a plugin may import."""
 
 from deck import json as json
+from deck import kit as kit
 from deck.canon.answer import Answer, Fold, is_json_object
 from deck.canon.events import (
     Event,
@@ -38,6 +39,7 @@ from deck.contracts import (
     ExchangeRecord,
     Facts,
     Family,
+    Features,
     Filter,
     Launcher,
     Needs,
@@ -60,7 +62,6 @@ from deck.normalize.ids import digest9, tool_id_of_client
 from deck.normalize.media import audio_of, image_of_url, is_base64
 from deck.normalize.report import Report
 from deck.normalize.sampling import EXTENSIONS, OUT_OF_REACH, SAMPLING, SAMPLING_NAMES
-from deck.normalize.schema import note_loosenings
 from deck.normalize.types import (
     FieldType,
     anything,
@@ -97,6 +98,7 @@ __all__ = [
     "Facts",
     "Failed",
     "Family",
+    "Features",
     "Field",
     "FieldType",
     "Filter",
@@ -155,9 +157,9 @@ __all__ = [
     "is_base64",
     "is_json_object",
     "json",
+    "kit",
     "logit_bias",
     "mapping",
-    "note_loosenings",
     "number",
     "off_or_integer",
     "one_of",

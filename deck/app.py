@@ -23,6 +23,7 @@ from deck.control import Control
 from deck.endpoint import Endpoint, error_headers
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
+from deck.kit.parts import RESCUES
 from deck.loading import LoadError, load_catalog
 from deck.media import ImageFetcher
 from deck.metrics import Metrics
@@ -69,7 +70,7 @@ class Deck:
         self.config = config
         self.plugins = plugins
         self.metrics = _metrics(catalog, plugins)
-        self._launcher = launcher or LocalLauncher(config)
+        self._launcher = launcher or LocalLauncher(config, plugins)
         self._transport = Transport()
         client = UpstreamClient(self._transport)
         policy = plugins.policy() or _policy(config)
@@ -268,7 +269,7 @@ def _policy(config: Config) -> Policy:
 def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:
     fields = {field.name for item in plugins.surfaces.values() for table in item.tables.values() for field in table}
     models = [profile.id for profile in catalog.profiles]
-    return Metrics(models=models, surfaces=list(plugins.surfaces), known_fields=frozenset(fields))
+    return Metrics(models=models, surfaces=list(plugins.surfaces), known_fields=frozenset((*fields, *RESCUES)))
 
 
 def _wrong_method(method: str, path: str) -> DeckError:

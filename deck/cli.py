@@ -12,12 +12,12 @@ from deck.admin import explain
 from deck.catalog import CatalogError
 from deck.cli_servers import AskError
 from deck.config import Config, ConfigError
-from deck.contracts import Facts
 from deck.errors import DeckError
 from deck.loading import LoadError, load
 from deck.plugins import PluginError, Plugins
 from deck.profile import Profile, ProfileError
 from deck.serve import StartError, configuration, serve
+from deck.servers.gguf import facts_of_file
 
 _RAW = argparse.RawDescriptionHelpFormatter
 _FAULTS = (ConfigError, CatalogError, ProfileError, PluginError, LoadError, StartError, AskError)
@@ -214,7 +214,7 @@ def _profiles(commands: Any) -> None:
 def _run_profiles(arguments: argparse.Namespace) -> int:
     plugins, catalog = load(configuration(arguments))
     for profile in catalog.profiles:
-        family, why = plugins.family(profile, Facts())
+        family, why = plugins.family(profile, facts_of_file(profile.server.model))
         print(f"{profile.id}  [{profile.kind}]  family {family.name} ({why})")
         if profile.aliases:
             print(f"    aliases  {', '.join(profile.aliases)}")

@@ -282,22 +282,66 @@ class Filter(Protocol):
         ...
 
 
+@value(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What a family does, in words, for documents.
+
+    Args:
+        title: the family's name for people.
+        source: where its facts are from.
+        calls: syntaxes of calls that are found in the text.
+        thoughts: how thoughts are marked that are found in the text.
+        switches: how thinking is switched: `kwarg`, `line`, `effort`, `always`, `never`.
+        efforts: that its models know; none = what the template says.
+        sampling: defaults, each with where the makers say so.
+        quirks: what of its templates is repaired.
+    """
+
+    title: str
+    source: str = ""
+    calls: Sequence[str] = ()
+    thoughts: Sequence[str] = ()
+    switches: Sequence[str] = ()
+    efforts: Sequence[str] = ()
+    sampling: Sequence[tuple[Mapping[str, Any], str]] = ()
+    quirks: Sequence[str] = ()
+
+
 @runtime_checkable
 class Family(Protocol):
     """What a kind of model needs."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As in a profile."""
+        ...
 
-    def defaults(self) -> Mapping[str, Any]:
-        """Return sampling defaults recommended by the model's makers."""
+    @property
+    def features(self) -> Features:
+        """What it does, for documents."""
+        ...
+
+    def defaults(self, facts: Facts) -> Mapping[str, Any]:
+        """Return sampling defaults recommended by the model's makers; `facts` are empty before its server runs."""
+        ...
+
+    def arguments(self) -> Sequence[str]:
+        """Return flags that llama-server must be started with, often none; the profile's own come behind them."""
+        ...
+
+    def stops(self) -> Sequence[str]:
+        """Return strings at which the answer ends beside the client's, often none."""
         ...
 
     def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:
         """Return the request in a form that the model's template accepts; pure; each change leaves a note."""
         ...
 
-    def filter(self, request: ChatRequest) -> Filter | None:
-        """Return a state machine over the answer's events, None when none is needed."""
+    def filter(self, request: ChatRequest, report: Report, seed: str) -> Filter | None:
+        """Return a state machine over the answer's events, None when none is needed.
+
+        It may add notes while the answer streams; ids that it makes come from `seed`, as in `ReplyHead`.
+        """
         ...
 
 

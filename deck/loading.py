@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deck.catalog import Catalog, shipped_dir
 from deck.config import Config
+from deck.contracts import Facts
 from deck.errors import DeckError
 from deck.normalize.report import Report
 from deck.normalize.sampling import SAMPLING, SAMPLING_NAMES
@@ -26,7 +27,7 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
     """
     plugins = Plugins(config)
     for family in plugins.families.values():
-        unknown = sorted(set(family.defaults()) - SAMPLING_NAMES)
+        unknown = sorted(set(family.defaults(Facts())) - SAMPLING_NAMES)
         if unknown:
             raise LoadError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
     return plugins, load_catalog(config, plugins)

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TextIO
 
 from deck.contracts import ExchangeRecord
+from deck.kit.parts import RESCUES
 
 _REMOVED = "[redacted]"
 _SHORT = 100
@@ -248,6 +249,7 @@ def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
         "cached_tokens": record.cached_tokens,
         "finish": record.finish,
         "notes": len(record.notes),
+        "rescued": sum(field in RESCUES for _, field in record.notes) or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import httpx
 
-from deck import json
+from deck import json, kit
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
 from deck.canon.value import value
@@ -21,7 +21,9 @@ from deck.catalog import Catalog
 from deck.contracts import Facts, Family, Filter, Needs, Parsed, ParseOptions, Server, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.media import ImageFetcher
+from deck.normalize.history import repair_history
 from deck.normalize.report import Report
+from deck.normalize.tools import add_stops, note_schemas
 from deck.plugins import Plugins
 from deck.profile import Profile
 from deck.scheduler.board import Board
@@ -181,9 +183,11 @@ class Pipeline:
                     report.ignored(path, "this model does not think", field="reasoning_effort")
             request = replace(request, reasoning=ReasoningSetting())
         family, why = self._family(profile, facts)
-        defaults = _plugin(family.name, family.defaults)
+        defaults = _plugin(family.name, family.defaults, facts)
         request = apply_profile(request, profile, defaults, report, exchange.parsed.paths)
         request = self._step(request, profile, report)
+        request = add_stops(repair_history(request, report), family.stops())
+        note_schemas(request, report)
         request = _plugin(family.name, family.adapt, request, facts, report)
         _check_measured(request, facts)
         body = encode(request, context=facts.context or profile.server.ctx_size)
@@ -195,6 +199,7 @@ class Pipeline:
         profile, report = exchange.profile, exchange.report
         request = apply_profile(request, profile, {}, report, exchange.parsed.paths)
         request = self._step(request, profile, report)
+        note_schemas(request, report)
         body = encode_text(request, context=facts.context or profile.server.ctx_size)
         return Shaped(request, None, "a raw prompt has no template", TEXT, body | _asked(exchange.parsed.needs))
 
@@ -253,7 +258,7 @@ class Pipeline:
         assert exchange.profile is not None
         assert exchange.parsed is not None
         decoder = shaped.decoder(exchange.seed, exchange.profile)
-        filtered = _filter_of(shaped)
+        filtered = _filter_of(shaped, exchange)
         thoughts = _Thoughts() if exchange.parsed.needs.reasoning_tokens else None
         has_begun = False
         while not decoder.finished:
@@ -424,10 +429,14 @@ def _budget(request: Request, profile: Profile) -> int | None:
     return budget
 
 
-def _filter_of(shaped: Shaped) -> Filter | None:
-    if shaped.family is None or not isinstance(shaped.request, ChatRequest):
+def _filter_of(shaped: Shaped, exchange: Exchange) -> Filter | None:
+    family = shaped.family
+    if family is None or not isinstance(shaped.request, ChatRequest):
         return None
-    return _plugin(shaped.family.name, shaped.family.filter, shaped.request)
+    found = _plugin(family.name, family.filter, shaped.request, exchange.report, exchange.seed)
+    assert exchange.parsed is not None
+    own = frozenset(family.stops()).difference(exchange.parsed.request.sampling.get("stop") or ())
+    return kit.chain((found, kit.OwnStops(own))) if own else found
 
 
 def _blame(error: DeckError, request: Request) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from deck.api import ChatRequest, DeckError, Facts, Parsed, ParseOptions, Report
+from deck.normalize.history import repair_history
+from deck.normalize.tools import note_schemas
 from deck.upstream.encode import encode
-from deck_plugins.families.generic import Generic
+from deck_plugins.families.generic import FAMILY
 from deck_plugins.surfaces.openai_chat import OpenAIChat
 
 TOOL: dict[str, Any] = {
@@ -38,7 +40,9 @@ def parse(
 def upstream(request: dict[str, Any], facts: Facts | None = None, **options: Any) -> tuple[dict[str, Any], Report]:
     """Return what llama-server would get, and the report."""
     parsed, report = parse(request, **options)
-    adapted: ChatRequest = Generic().adapt(parsed.request, facts or Facts(), report)
+    repaired = repair_history(parsed.request, report)
+    note_schemas(repaired, report)
+    adapted: ChatRequest = FAMILY.adapt(repaired, facts or Facts(), report)
     return encode(adapted, context=4096), report
 
 

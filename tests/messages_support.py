@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from deck.api import ChatRequest, DeckError, Event, Facts, Fold, Parsed, ParseOptions, ReplyHead, Report
+from deck.normalize.history import repair_history
+from deck.normalize.tools import note_schemas
 from deck.upstream.encode import encode
-from deck_plugins.families.generic import Generic
+from deck_plugins.families.generic import FAMILY
 from deck_plugins.surfaces.anthropic_messages import AnthropicMessages
 
 MESSAGES = "/v1/messages"
@@ -65,7 +67,9 @@ def upstream(request: dict[str, Any], facts: Facts | None = None, **options: Any
     """Return what llama-server would get, and the report."""
     parsed, report = parse(request, **options)
     assert isinstance(parsed.request, ChatRequest)
-    adapted: ChatRequest = Generic().adapt(parsed.request, facts or Facts(), report)
+    repaired = repair_history(parsed.request, report)
+    note_schemas(repaired, report)
+    adapted: ChatRequest = FAMILY.adapt(repaired, facts or Facts(), report)
     return encode(adapted, context=4096), report
 
 

@@ -12,8 +12,10 @@ from pydantic import TypeAdapter
 from responses_automaton import ResponsesStream, check
 
 from deck.api import ChatRequest, DeckError, Event, Facts, Fold, Parsed, ParseOptions, ReplyHead, Report
+from deck.normalize.history import repair_history
+from deck.normalize.tools import note_schemas
 from deck.upstream.encode import encode
-from deck_plugins.families.generic import Generic
+from deck_plugins.families.generic import FAMILY
 from deck_plugins.surfaces.openai_responses import OpenAIResponses
 
 ROUTE = "/v1/responses"
@@ -75,7 +77,9 @@ def upstream(request: dict[str, Any], facts: Facts | None = None, **options: Any
     """Return what llama-server would get, and the report."""
     parsed, report = parse(request, **options)
     assert isinstance(parsed.request, ChatRequest)
-    adapted: ChatRequest = Generic().adapt(parsed.request, facts or Facts(), report)
+    repaired = repair_history(parsed.request, report)
+    note_schemas(repaired, report)
+    adapted: ChatRequest = FAMILY.adapt(repaired, facts or Facts(), report)
     return encode(adapted, context=4096), report
 
 

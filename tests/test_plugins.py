@@ -26,13 +26,16 @@ GENERIC = importlib.metadata.EntryPoint("generic", "deck_plugins.families.generi
 CHAT = importlib.metadata.EntryPoint("openai_chat", "deck_plugins.surfaces.openai_chat", GROUP)
 
 FAMILY = """
-    from deck.api import hookimpl
+    from deck.api import Features, hookimpl
 
     class Kind:
         name = "kind"
-        def defaults(self): return {}
+        features = Features(title="A kind")
+        def defaults(self, facts): return {}
+        def arguments(self): return ()
+        def stops(self): return ()
         def adapt(self, request, facts, report): return request
-        def filter(self, request): return None
+        def filter(self, request, report, seed): return None
 
     @hookimpl
     def deck_register_families(config): return [Kind()]
@@ -141,7 +144,7 @@ def test_the_example_changes_a_copy_and_says_so(config: Config, echo: importlib.
     asked = ChatRequest(model="m", messages=(Message("user", (Text("hi"),)),), sampling={"temperature": 1.5})
     report = Report()
     adapted = family.adapt(asked, Facts(), report)
-    assert family.defaults() == {"temperature": 0.2}
+    assert family.defaults(Facts()) == {"temperature": 0.2}
     assert (asked.sampling["temperature"], adapted.sampling["temperature"]) == (1.5, 1)
     assert report.headers() == [("X-Athena-Compatibility-Changed", "temperature=1.5>1")]
 

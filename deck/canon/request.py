@@ -81,7 +81,7 @@ class Message:
 class Tool:
     """A function the model may call; `parameters` is a JSON Schema, None = takes nothing.
 
-    `path` is where the client wrote the tool, `strict_path` where it asked that calls hold to the schema, if it did.
+    `path` is where the client wrote the schema, `strict_path` where it asked that calls hold to the schema, if it did.
     """
 
     name: str
@@ -103,7 +103,8 @@ class ToolChoice:
 class Output:
     """What the answer must look like: a JSON Schema, any JSON object, or a GBNF grammar.
 
-    `path` is where the client asked for it, `strict_path` where it asked that the answer hold to it, if it did.
+    `path` is where the client asked for it, `strict_path` where it asked that the answer hold to it, if it did, and
+    `schema_path` where the schema itself stands, if that is not `path`.
     """
 
     kind: Literal["json_object", "json_schema", "grammar"]
@@ -112,6 +113,7 @@ class Output:
     grammar: str | None = None
     path: str = "response_format"
     strict_path: str | None = None
+    schema_path: str | None = None
 
 
 @value(frozen=True, slots=True)

@@ -115,17 +115,30 @@ def _named(name: str, where: str, path: str | None) -> Binary:
 
 def setting_faults(profile: Profile) -> list[str]:
     """Return what is wrong with the profile's `args` and `env`."""
-    faults = []
-    for flag in flags(profile.server.args):
-        reason = _OWNED.get(flag) or next(
-            (why for start, why in _OWNED_PREFIXES.items() if flag.startswith(start)), None
-        )
-        if reason is not None:
-            faults.append(f"{flag} may not be in [server] args of {profile.source}: {reason}")
+    faults = [
+        f"{flag} may not be in [server] args of {profile.source}: {reason}"
+        for flag in flags(profile.server.args)
+        if (reason := _owned(flag)) is not None
+    ]
     for name in profile.server.env:
         if _REFUSED_ENV.match(name):
             faults.append(f"{name} may not be in [server] env of {profile.source}: use args, or the key for it")
     return faults
+
+
+def family_faults(given: Sequence[str]) -> list[str]:
+    """Return what is wrong with the flags that a family wants."""
+    return [
+        f"{flag} may not be among the arguments of the model's family: {reason}; repair the plugin"
+        for flag in flags(given)
+        if (reason := _owned(flag)) is not None
+    ]
+
+
+def _owned(flag: str) -> str | None:
+    """Return why a flag is Deck's alone to set, None = it is not."""
+    prefixed = (why for start, why in _OWNED_PREFIXES.items() if flag.startswith(start))
+    return _OWNED.get(flag) or next(prefixed, None)
 
 
 def flags(args: Sequence[str]) -> list[str]:
@@ -134,10 +147,10 @@ def flags(args: Sequence[str]) -> list[str]:
     return [flag.replace("_", "-") if flag.startswith("--") else flag for flag in found]
 
 
-def arguments(profile: Profile, address: Address, *, embedded: bool) -> list[str]:
-    """Return llama-server's arguments, the profile's own last."""
+def arguments(profile: Profile, address: Address, *, embedded: bool, family: Sequence[str] = ()) -> list[str]:
+    """Return llama-server's arguments: Deck's, those of the model's family, the profile's own last."""
     server = profile.server
-    given = flags(server.args)
+    given = flags([*family, *server.args])
     argv = ["-m", str(server.model)] if server.model is not None else ["-hf", str(server.hf)]
     argv += ["--host", address.uds] if address.uds else ["--host", address.host, "--port", str(address.port)]
     argv += ["--alias", profile.id, "-np", str(server.parallel)]
@@ -149,7 +162,7 @@ def arguments(profile: Profile, address: Address, *, embedded: bool) -> list[str
     if embedded and not {"-t", "--threads", "-tb", "--threads-batch"} & set(given):
         threads = str(max(usable_cpus() - 1, 1))  # its threads spin: with none left over, Deck would wait for them
         argv += ["-t", threads, "-tb", threads]
-    return [*argv, *_KIND_ARGUMENTS.get(profile.kind, ()), *server.args]
+    return [*argv, *_KIND_ARGUMENTS.get(profile.kind, ()), *family, *server.args]
 
 
 def usable_cpus() -> int:

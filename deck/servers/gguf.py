@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from deck.contracts import Facts
+
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -50,6 +52,13 @@ def read_metadata(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, struct.error):
         return {}
     return found
+
+
+def facts_of_file(path: Path | None) -> Facts:
+    """Return what the file says of its model, as the running server would; empty = there is none or it says nothing."""
+    metadata = read_metadata(path) if path is not None else {}
+    template = metadata.get("tokenizer.chat_template")
+    return Facts(metadata=metadata, template=template if isinstance(template, str) else None)
 
 
 def _number(file: BinaryIO, code: str) -> Any:

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,16 @@ from deck.contracts import Address, Facts, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.servers import gguf
-from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, guarded, setting_faults
+from deck.servers.command import (
+    Binary,
+    CommandError,
+    arguments,
+    environment,
+    family_faults,
+    find_binary,
+    guarded,
+    setting_faults,
+)
 from deck.servers.journal import Journal, telling_line
 from deck.servers.memory import resident_bytes
 from deck.servers.place import Place, make_place
@@ -44,10 +53,19 @@ class Process:
         profile: what it serves.
         config: where its files lie.
         environ: what the child's environment is taken from.
+        family_arguments: what the model's family wants of llama-server.
     """
 
-    def __init__(self, profile: Profile, config: Config, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        config: Config,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        family_arguments: Sequence[str] = (),
+    ) -> None:
         self.profile = profile
+        self._family_arguments = family_arguments
         self._config = config
         self._environ = environ
         self._state = ServerState.STOPPED
@@ -139,7 +157,7 @@ class Process:
 
     def _prepared(self) -> Binary:
         """Check what can be checked before anything runs, and choose the places of its files."""
-        faults = start_faults(self.profile)
+        faults = [*start_faults(self.profile), *family_faults(self._family_arguments)]
         try:
             binary = find_binary(self.profile, self._config, self._environ.get("PATH"))
         except CommandError as exc:
@@ -156,7 +174,7 @@ class Process:
         assert self._place is not None
         self._key = secrets.token_urlsafe(32)
         self._journal = Journal(self._place.log, keep=self.profile.server.log_lines, secret=self._key)
-        argv = guarded([*binary.argv, *arguments(self.profile, self._place.address, embedded=binary.is_embedded)])
+        argv = guarded([*binary.argv, *self._arguments(binary)])
         env = environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent
@@ -182,6 +200,10 @@ class Process:
                 child = spawning.result()
                 self._pid = child.pid
                 self._watch = asyncio.create_task(self._watched(child, output, self._journal))
+
+    def _arguments(self, binary: Binary) -> list[str]:
+        assert self._place is not None
+        return arguments(self.profile, self._place.address, embedded=binary.is_embedded, family=self._family_arguments)
 
     async def _watched(self, child: asyncio.subprocess.Process, output: int, journal: Journal) -> None:
         """Own the child and its output until both have ended."""

@@ -6,6 +6,7 @@ asks for usage. Facts: llama.cpp `tools/server` (`server-common.cpp` for chat fi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from deck.canon.request import (
@@ -23,6 +24,7 @@ from deck.canon.request import (
     ToolCall,
     ToolResult,
 )
+from deck.normalize.schema import fit_schema
 
 # llama-server refuses -1 here although other engines write the whole context so (llama.cpp issue 27079).
 _WHOLE_CONTEXT = ("repeat_last_n", "dry_penalty_last_n")
@@ -91,7 +93,7 @@ def _settings(request: ChatRequest | TextRequest, context: int | None) -> dict[s
 def _raw_output(output: Output) -> dict[str, Any]:
     if output.kind == "grammar":
         return {"grammar": output.grammar}
-    return {"json_schema": {"type": "object"} if output.kind == "json_object" else output.schema}
+    return {"json_schema": {"type": "object"} if output.kind == "json_object" else _fitted(output.schema)}
 
 
 def offered_tools(request: ChatRequest) -> tuple[Tool, ...]:
@@ -110,8 +112,12 @@ def _tool(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
-    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    function["parameters"] = _fitted(tool.parameters) or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
+
+
+def _fitted(schema: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return fit_schema(schema).schema if schema else schema
 
 
 def _output(output: Output) -> dict[str, Any]:
@@ -122,7 +128,7 @@ def _output(output: Output) -> dict[str, Any]:
             return {"response_format": {"type": "json_object"}}
         case _:
             # The schema must be nested: beside `type` llama-server reads it as "any object".
-            inner = {"name": output.name or "answer", "schema": output.schema}
+            inner = {"name": output.name or "answer", "schema": _fitted(output.schema)}
             return {"response_format": {"type": "json_schema", "json_schema": inner}}
 
 

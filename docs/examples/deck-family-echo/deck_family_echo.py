@@ -1,25 +1,28 @@
-"""The family `echo`: a default of its own, one limit, and how to recognise its models.
+"""The family `echo`: a default of its own, one limit, a syntax of calls, and how to recognise its models.
 
-It stands for a kind of model whose makers recommend a low temperature and whose answers fall apart above 1.
+It stands for a kind of model whose makers recommend a low temperature, whose answers fall apart above 1, and that
+writes its calls as `<<call>>{"name": …, "arguments": {…}}<</call>>`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deck.api import ChatRequest, Facts, Family, Filter, Report, hookimpl
+from deck.api import ChatRequest, Facts, Family, Features, Filter, Report, hookimpl, kit
 
 _HOTTEST = 1
+_SYNTAXES = (kit.TaggedJson("<<call>>", "<</call>>"),)
 
 
 class Echo:
     """What models of the `echo` architecture need."""
 
     name = "echo"
+    features = Features(title="Echo", calls=('<<call>>{"name": …}<</call>>',), quirks=("no temperature above 1",))
 
-    def defaults(self) -> Mapping[str, Any]:
+    def defaults(self, facts: Facts) -> Mapping[str, Any]:
         """Return what the makers recommend; a profile's `[defaults]` and the client both override it."""
         return {"temperature": 0.2}
 
@@ -35,9 +38,17 @@ class Echo:
         )
         return replace(request, sampling={**request.sampling, "temperature": _HOTTEST})
 
-    def filter(self, request: ChatRequest) -> Filter | None:
-        """Return None: the answers need no repair."""
-        return None
+    def arguments(self) -> Sequence[str]:
+        """Return nothing: llama-server needs no flags of its own for these models."""
+        return ()
+
+    def stops(self) -> Sequence[str]:
+        """Return nothing: the answers end by themselves."""
+        return ()
+
+    def filter(self, request: ChatRequest, report: Report, seed: str) -> Filter | None:
+        """Return what finds calls that are left in the text; None where the request offers no tools."""
+        return kit.rescue_of(_SYNTAXES, request, report, seed)
 
 
 @hookimpl

@@ -13,7 +13,6 @@ from deck.api import (
     ReasoningSetting,
     Values,
     invalid,
-    note_loosenings,
     reasoning,
     wrong_type,
 )
@@ -149,7 +148,6 @@ def _outputs(reader: Reader, fields: Values, config: Values | None) -> list[Outp
         schema, where = fields.get("json_schema"), fields.path("json_schema")
         if not isinstance(schema, dict):
             raise wrong_type(where, "a JSON Schema object", schema)
-        note_loosenings(reader.report, schema, where)
         found.append(Output("json_schema", schema=schema, path=where))
     if "grammar" in fields:
         found.append(Output("grammar", grammar=fields.get("grammar"), path=fields.path("grammar")))
@@ -161,5 +159,4 @@ def _format(reader: Reader, value: Any, path: str) -> Output:
     for name in ("type", "schema"):
         if name not in inner:
             raise invalid(f"{path}.{name} is required", f"{path}.{name}", "missing_required_parameter")
-    note_loosenings(reader.report, inner.get("schema"), f"{path}.schema")
-    return Output("json_schema", schema=inner.get("schema"), path=path)
+    return Output("json_schema", schema=inner.get("schema"), path=path, schema_path=f"{path}.schema")

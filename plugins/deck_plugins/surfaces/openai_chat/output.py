@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from deck.api import Output, Reader, Values, invalid, note_loosenings, wrong_type
+from deck.api import Output, Reader, Values, invalid, wrong_type
 
 from .fields import FORMAT, FORMAT_SCHEMA
 
@@ -31,8 +31,6 @@ def read_output(reader: Reader, fields: Values, *, has_tools: bool) -> Output | 
     if not found:
         return None
     [(way, output)] = found.items()
-    if output.schema is not None:
-        note_loosenings(reader.report, output.schema, fields.path(way))
     return replace(output, path=fields.path(way))
 
 

@@ -80,7 +80,7 @@ def _function(reader: Reader, item: Any, path: str, strict_path: str | None = No
     if strict_path is not None:
         reader.report.ignored(strict_path, _STRICT)
     parameters = function.get("parameters")
-    return Tool(function.get("name"), function.get("description"), parameters, path, strict_path)
+    return Tool(function.get("name"), function.get("description"), parameters, f"{path}.parameters", strict_path)
 
 
 def _choice(reader: Reader, fields: Values, names: list[str]) -> ToolChoice | None:

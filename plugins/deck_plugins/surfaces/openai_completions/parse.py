@@ -16,7 +16,6 @@ from deck.api import (
     TextRequest,
     Values,
     invalid,
-    note_loosenings,
     wrong_type,
 )
 
@@ -110,7 +109,6 @@ def _output(fields: Values, report: Report) -> Output | None:
         raise wrong_type(where, "a JSON Schema object", value)
     if way == "guided_json":
         report.changed(where, "is read as json_schema", shown=f"{where}>json_schema")
-    note_loosenings(report, value, where)
     return Output("json_schema", schema=value, path=where)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deck.api import Output, Reader, Values, invalid, note_loosenings, wrong_type
+from deck.api import Output, Reader, Values, invalid, wrong_type
 
 from .fields import FORMAT, TEXT
 
@@ -23,7 +23,6 @@ def read_output(reader: Reader, fields: Values, *, has_tools: bool) -> tuple[Out
         schema, where = fields.get("json_schema"), fields.path("json_schema")
         if not isinstance(schema, dict):
             raise wrong_type(where, "a JSON Schema object", schema)
-        note_loosenings(reader.report, schema, where)
         found[where] = Output("json_schema", schema=schema, path=where)
     if "grammar" in fields:
         where = fields.path("grammar")
@@ -61,6 +60,7 @@ def _format(reader: Reader, text: Values, path: str) -> tuple[Output | None, dic
     if "schema" not in form:
         raise invalid(f"{path}.schema is required", f"{path}.schema", "missing_required_parameter")
     schema, name = form.get("schema"), form.get("name")
-    note_loosenings(reader.report, schema, f"{path}.schema")
     shown = {"type": "json_schema", "name": name or "answer", "schema": schema, "strict": form.get("strict")}
-    return Output("json_schema", schema=schema, name=name, path=path, strict_path=strict_path), shown
+    return Output(
+        "json_schema", schema=schema, name=name, path=path, strict_path=strict_path, schema_path=f"{path}.schema"
+    ), shown

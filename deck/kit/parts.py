@@ -1,0 +1,68 @@
+"""Writes parts anew while a filter takes some apart: it opens a part when there is something in it, and counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deck.canon.events import Event, PartDelta, PartEnd, PartKind, PartStart
+
+# What a note's field is, by what was found in a model's text.
+RESCUED_CALL, LEAKED_THINKING = "rescued_call", "leaked_thinking"
+RESCUES = (RESCUED_CALL, LEAKED_THINKING)
+
+
+class PartWriter:
+    """Collects the events of the parts that a filter lets out; their indices count from 0 without a gap."""
+
+    __slots__ = ("_count", "_open", "events")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._count = 0
+        self._open: PartKind | None = None
+
+    def text(
+        self,
+        kind: PartKind,
+        text: str,
+        logprobs: tuple[Mapping[str, Any], ...] = (),
+        timings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add to the open part of `kind`, or to a new one; empty text opens nothing."""
+        if not text:
+            return
+        if self._open != kind:
+            self.close()
+            self.events.append(PartStart(self._count, kind))
+            self._open = kind
+        self.events.append(PartDelta(self._count, text, logprobs, timings))
+
+    def call(self, tool_id: str, name: str, arguments: str) -> None:
+        """Add a whole call."""
+        self.open_call(tool_id, name)
+        if arguments:
+            self.more_of_call(arguments)
+        self.close()
+
+    def open_call(self, tool_id: str, name: str) -> None:
+        """Open a call."""
+        self.close()
+        self.events.append(PartStart(self._count, "tool_call", tool_id, name))
+        self._open = "tool_call"
+
+    def more_of_call(self, arguments: str, timings: Mapping[str, Any] | None = None) -> None:
+        """Add to the arguments of the open call."""
+        self.events.append(PartDelta(self._count, arguments, (), timings))
+
+    def close(self) -> None:
+        """Close the open part, if there is one."""
+        if self._open is not None:
+            self.events.append(PartEnd(self._count))
+            self._count += 1
+            self._open = None
+
+    def taken(self) -> list[Event]:
+        """Return the events since the last time."""
+        events, self.events = self.events, []
+        return events
