@@ -18,7 +18,7 @@ import uvicorn
 
 from deck import __version__, logs
 from deck.app import Deck
-from deck.catalog import Catalog, shipped_dir
+from deck.catalog import Catalog, shelf, shipped_dir
 from deck.config import Config, default_state, load_config
 from deck.connection import Connection
 from deck.errors import DeckError
@@ -60,20 +60,30 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
     plugins = Plugins(config)
     catalog = Catalog.load([shipped_dir(), *plugins.profile_dirs(), *config.profiles])
     for profile in catalog.profiles:
-        unknown = unknown_sampling(profile, SAMPLING_NAMES)
-        if unknown:
-            raise StartError(f"{profile.source}: {', '.join(unknown)}: not a sampling field Deck knows")
-        wrong = _wrong_values(profile)
-        if wrong:
-            raise StartError(f"{profile.source}: {wrong}")
-        if profile.family is not None and profile.family not in plugins.families:
-            known = ", ".join(sorted(plugins.families))
-            raise StartError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
+        fault = profile_fault(profile, plugins)
+        if fault is not None:
+            raise StartError(f"{profile.source}: {fault}")
     for family in plugins.families.values():
         unknown = sorted(set(family.defaults()) - SAMPLING_NAMES)
         if unknown:
             raise StartError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
     return plugins, catalog
+
+
+def available() -> Catalog:
+    """Return the profiles that come with Deck and are not in force until an operator enables them."""
+    return shelf(shipped_dir())
+
+
+def profile_fault(profile: Profile, plugins: Plugins) -> str | None:
+    """Return what in a profile does not fit the sampling fields and families there are, None = nothing."""
+    unknown = unknown_sampling(profile, SAMPLING_NAMES)
+    if unknown:
+        return f"{', '.join(unknown)}: not a sampling field Deck knows"
+    wrong = _wrong_values(profile)
+    if wrong is None and profile.family is not None and profile.family not in plugins.families:
+        return f"family: no family named {profile.family!r}; known: {', '.join(sorted(plugins.families))}"
+    return wrong
 
 
 def _wrong_values(profile: Profile) -> str | None:
