@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deck import __version__, cli_profiles, cli_token, json
+from deck import __version__, cli_probe, cli_profiles, cli_token, json
 from deck.admin import explain
 from deck.catalog import CatalogError
 from deck.config import Config, ConfigError
 from deck.errors import DeckError
 from deck.plugins import PluginError, Plugins
-from deck.profile import ProfileError
+from deck.profile import Profile, ProfileError
 from deck.serve import StartError, available, configuration, load, profile_fault, serve
 
 _RAW = argparse.RawDescriptionHelpFormatter
@@ -59,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     _check(commands)
     _explain(commands)
     cli_profiles.add(commands, _sources)
+    cli_probe.add(commands, _sources)
     _plugins(commands)
     cli_token.add(commands)
     _add_plugin_commands(commands)
@@ -132,12 +134,21 @@ def _run_check(arguments: argparse.Namespace) -> int:
             print("         note: server.memory has no effect yet: one local model runs at a time")
         if profile.kind != "chat":
             print(f"         note: models of kind {profile.kind!r} are listed, and no route serves them yet")
-        if profile.server.hf is not None:
-            print(f"         note: llama-server downloads {profile.server.hf} when it is first asked for")
+        for note in _notes(profile):
+            print(f"         note: {note}")
     if not catalog.profiles:
         print("FAILED   no profiles: give a directory with --profiles")
     bad += _check_shelf(plugins)
     return 1 if bad or not catalog.profiles else 0
+
+
+def _notes(profile: Profile) -> Iterator[str]:
+    """Yield what an operator should know of a profile that will work."""
+    measured = profile.capabilities.measured
+    if measured is not None and profile.measured is None:
+        yield f"what was measured is of {measured.of!r} and counts no more: run `deck probe {profile.id} --write`"
+    if profile.server.hf is not None:
+        yield f"llama-server downloads {profile.server.hf} when it is first asked for"
 
 
 def _check_shelf(plugins: Plugins) -> int:

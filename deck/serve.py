@@ -75,6 +75,11 @@ def available() -> Catalog:
     return shelf(shipped_dir())
 
 
+def is_shipped(profile: Profile) -> bool:
+    """Tell whether a profile's file is one that came with Deck."""
+    return profile.source.resolve().is_relative_to(shipped_dir().resolve())
+
+
 def profile_fault(profile: Profile, plugins: Plugins) -> str | None:
     """Return what in a profile does not fit the sampling fields and families there are, None = nothing."""
     unknown = unknown_sampling(profile, SAMPLING_NAMES)
