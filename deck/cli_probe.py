@@ -32,7 +32,8 @@ def add(commands: Any, sources: Callable[[argparse.ArgumentParser], None]) -> No
         "off, efforts, a JSON schema, images, audio, its context, tokens a second. Then show a table.\n"
         "A question mark means that the probe could not find out; the remark says why.\n"
         "What is measured is what a client would get: the profile's sampling and the model's family are in\n"
-        "force. Roles and efforts are asked of the chat template alone, since a family repairs them.\n"
+        "force, with a fixed seed. Roles and efforts are asked of the chat template alone, since a family\n"
+        "repairs them.\n"
         "Exit status 0 = the model answers, 1 = it does not start or does not answer.",
         epilog="examples:\n  deck probe qwen3-8b --profiles ~/deck-profiles\n"
         "  deck probe qwen3-8b --write     keep the result in the profile, as [capabilities.measured]\n"

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -47,6 +47,7 @@ except ImportError:  # no such locks on Windows
 
 Value = bool | int | float | None
 Seen = tuple[Value, str]
+_SEED = 1
 # What says that the model or its template cannot; all else says only that the probe could not find out.
 _CANNOT = (ErrorKind.INVALID_REQUEST, ErrorKind.UNSUPPORTED_MEDIA)
 
@@ -96,11 +97,11 @@ class Subject:
         self.facts = facts
         self._deck = deck
         self._client = client
-
-    @property
-    def family(self) -> str:
-        """The family that adapts its requests."""
-        return self._deck.plugins.family(self.profile, self.facts)[0].name
+        family = deck.plugins.family(profile, facts)[0]
+        self.family = family.name
+        # Where somebody recommends a temperature it is kept: not every model that thinks comes to an end without one.
+        is_recommended = "temperature" in {**family.defaults(), **profile.defaults, **profile.force}
+        self._steady = {"seed": _SEED} if is_recommended else {"seed": _SEED, "temperature": 0.0}
 
     async def ask(self, request: ChatRequest) -> Heard:
         """Run a request on the way that a client's takes.
@@ -111,6 +112,7 @@ class Subject:
         surface = next(iter(self._deck.plugins.surfaces.values()))
         began = time.monotonic()
         exchange = Exchange("probe", surface, NOBODY, alphanumerics(40), began)
+        request = replace(request, sampling={**self._steady, **request.sampling})
         exchange.profile, exchange.parsed = self.profile, Parsed(request, None)
         fold, pieces, first = Fold(), 0, None
         async with contextlib.aclosing(self._deck.pipeline.events(exchange)) as batches:

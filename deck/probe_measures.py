@@ -54,7 +54,7 @@ _QUIET = ReasoningSetting(enabled=False)
 
 def _asking(*turns: Message | str, budget: int = _BUDGET, **rest: Any) -> ChatRequest:
     messages = tuple(turn if isinstance(turn, Message) else Message("user", (Text(turn),)) for turn in turns)
-    sampling: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": budget, **rest.pop("sampling", {})}
+    sampling: Mapping[str, Any] = {"max_tokens": budget, **rest.pop("sampling", {})}
     fields: dict[str, Any] = {"reasoning": _QUIET, **rest}
     return ChatRequest(model="probe", messages=messages, sampling=sampling, stream=True, **fields)
 

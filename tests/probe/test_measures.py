@@ -51,9 +51,19 @@ def test_what_is_declared_does_not_stand_in_the_way(tmp_path: Path) -> None:
     assert [item.value for item in found.findings.values()] == [True, True, True]
 
 
-def test_the_profile_s_sampling_is_in_force(tmp_path: Path) -> None:
-    found = probed(tmp_path, able, "text", more="[force]\ntop_k = 7\n")
-    assert found.fake.chats[0].json()["top_k"] == 7
+@pytest.mark.parametrize(
+    ("more", "sampling"),
+    [
+        ("", {"temperature": 0.0}),
+        ("[defaults]\ntemperature = 0.6\n", {"temperature": 0.6}),
+        ("[force]\ntop_k = 7\n", {"temperature": 0.0, "top_k": 7}),
+    ],
+    ids=["nobody", "recommended", "forced"],
+)
+def test_the_profile_s_sampling_is_in_force(tmp_path: Path, more: str, sampling: dict[str, Any]) -> None:
+    body = probed(tmp_path, able, "text", more=more).fake.chats[0].json()
+    assert {name: body[name] for name in ("temperature", "top_k") if name in body} == sampling
+    assert body["seed"] == 1
 
 
 class TestText:
