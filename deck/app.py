@@ -24,7 +24,7 @@ from deck.endpoint import Endpoint, error_headers
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
 from deck.kit.parts import RESCUES
-from deck.loading import LoadError, load_catalog
+from deck.loading import StartError, load_catalog
 from deck.media import ImageFetcher
 from deck.metrics import Metrics
 from deck.pipeline import Pipeline
@@ -109,7 +109,7 @@ class Deck:
         old = self.pipeline.catalog
         try:
             new = load_catalog(self.config, self.plugins)
-        except (LoadError, ProfileError, CatalogError) as exc:
+        except (StartError, ProfileError, CatalogError) as exc:
             raise invalid(f"nothing is reloaded: {exc}") from exc
         change = compare(old, new)
         if dry_run or change.is_empty:

@@ -16,6 +16,8 @@ from deck.profile import Kind, Profile, load_profile
 
 # Claude Code appends this to a model's name to ask for a context of a million tokens.
 _SUFFIX = "[1m]"
+# Below the shipped profiles, where no search for profiles looks.
+_SHELF = "models"
 
 
 class CatalogError(ValueError):
@@ -95,6 +97,17 @@ def shipped_dir() -> Path:
     package = Path(deck.__file__).resolve().parent
     inside = package / "_profiles"
     return inside if inside.is_dir() else package.parent / "profiles"
+
+
+def shelf(shipped: Path) -> Catalog:
+    """Return the profiles that come with Deck and are not in force until an operator enables them.
+
+    Raises:
+        ProfileError: a file cannot be used.
+        CatalogError: names clash.
+    """
+    directory = shipped / _SHELF
+    return Catalog.load([directory]) if directory.is_dir() else Catalog(())
 
 
 def _directory(directory: Path) -> list[Profile]:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deck import __version__, cli_servers, cli_token, json
+from deck import __version__, cli_probe, cli_profiles, cli_servers, cli_token, json
 from deck.admin import explain
 from deck.catalog import CatalogError
 from deck.cli_servers import AskError
 from deck.config import Config, ConfigError
 from deck.errors import DeckError
-from deck.loading import LoadError, load
+from deck.loading import StartError, available, load, profile_fault
 from deck.plugins import PluginError, Plugins
 from deck.profile import Profile, ProfileError
-from deck.serve import StartError, configuration, serve
-from deck.servers.gguf import facts_of_file
+from deck.serve import configuration, serve
 
 _RAW = argparse.RawDescriptionHelpFormatter
-_FAULTS = (ConfigError, CatalogError, ProfileError, PluginError, LoadError, StartError, AskError)
+_FAULTS = (ConfigError, CatalogError, ProfileError, PluginError, StartError, AskError)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,6 +37,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at its end
+        return 1
     return status
 
 
@@ -48,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="first steps:\n  deck serve                 start with the shipped demo model\n"
         "  deck token create laptop   make a token for a client\n"
         "  deck profiles              see the models and where their profiles lie\n"
+        "  deck profiles available    see the models that Deck has a profile for\n"
         "  deck check                 find what would fail before serving",
         formatter_class=_RAW,
     )
@@ -56,7 +61,8 @@ def parser() -> argparse.ArgumentParser:
     _serve(commands)
     _check(commands)
     _explain(commands)
-    _profiles(commands)
+    cli_profiles.add(commands, _sources)
+    cli_probe.add(commands, _sources)
     _plugins(commands)
     cli_token.add(commands)
     cli_servers.add(commands)
@@ -133,8 +139,11 @@ def _run_check(arguments: argparse.Namespace) -> int:
             print(f"         note: {note}")
         if profile.kind != "chat":
             print(f"         note: models of kind {profile.kind!r} are listed, and no route serves them yet")
+        for note in _notes(profile):
+            print(f"         note: {note}")
     if not catalog.profiles:
         print("FAILED   no profiles: give a directory with --profiles")
+    bad += _check_shelf(plugins)
     return 1 if bad or not catalog.profiles else 0
 
 
@@ -151,6 +160,32 @@ def _memory_notes(profile: Profile, config: Config) -> list[str]:
     gib = 1 << 30
     shown = f"takes about {memory / gib:.1f} GiB of {budget / gib:.1f} GiB"
     return [f"{shown}: it cannot be loaded; raise [scheduler] memory" if memory > budget else shown]
+
+
+def _notes(profile: Profile) -> Iterator[str]:
+    """Yield what an operator should know of a profile that will work."""
+    measured = profile.capabilities.measured
+    if measured is not None and profile.measured is None:
+        yield f"what was measured is of {measured.of!r} and counts no more: run `deck probe {profile.id} --write`"
+    if profile.server.hf is not None:
+        yield f"llama-server downloads {profile.server.hf} when it is first asked for"
+
+
+def _check_shelf(plugins: Plugins) -> int:
+    """Check the profiles that nobody has enabled; return how many would fail."""
+    from deck.servers.command import setting_faults
+
+    found = available().profiles
+    bad = 0
+    for profile in found:
+        fault = profile_fault(profile, plugins)
+        faults = [*([fault] if fault else []), *setting_faults(profile)]
+        bad += bool(faults)
+        for item in faults:
+            print(f"FAILED   {profile.id} ({profile.source})\n         {item}")
+    if found and not bad:
+        print(f"ok       profiles not enabled: {len(found)} (see `deck profiles available`)")
+    return bad
 
 
 def _explain(commands: Any) -> None:
@@ -197,31 +232,6 @@ def _content(file: str) -> bytes:
         return Path(file).read_bytes()
     except OSError as exc:
         raise StartError(f"{file} cannot be read: {exc.strerror}") from exc
-
-
-def _profiles(commands: Any) -> None:
-    command = commands.add_parser(
-        "profiles",
-        help="list the models",
-        description="List each model with its family and why, its aliases, and the file that describes it;\n"
-        "a file that replaces one of a lower source says which.",
-        formatter_class=_RAW,
-    )
-    _sources(command)
-    command.set_defaults(run=_run_profiles)
-
-
-def _run_profiles(arguments: argparse.Namespace) -> int:
-    plugins, catalog = load(configuration(arguments))
-    for profile in catalog.profiles:
-        family, why = plugins.family(profile, facts_of_file(profile.server.model))
-        print(f"{profile.id}  [{profile.kind}]  family {family.name} ({why})")
-        if profile.aliases:
-            print(f"    aliases  {', '.join(profile.aliases)}")
-        print(f"    file     {profile.source}")
-        for shadowed in catalog.shadows.get(profile.id, ()):
-            print(f"    replaces {shadowed}")
-    return 0
 
 
 def _plugins(commands: Any) -> None:

@@ -45,6 +45,9 @@ NOT_IMPLEMENTED = (
     "/videos",
 )
 
+# What of `[capabilities.measured]` says when and on what the probe was made.
+_OF_PROBE = ("at", "of", "build")
+
 
 def missing_routes(routes: Iterable[str]) -> list[str]:
     """Return the unimplemented routes that no surface serves, with their public prefix."""
@@ -118,10 +121,10 @@ def model(profile: Profile, board: Board) -> dict[str, Any]:
     """Return what is declared of a model, what was measured while it ran, and its state."""
     server = board.server(profile.id)
     facts = server.facts if server is not None else Facts()
-    declared = {
-        name: value for name, value in profile.capabilities.model_dump(mode="json").items() if value is not None
-    }
-    measured: dict[str, Any] = {name: bool(value) for name, value in facts.modalities.items()}
+    declared = profile.capabilities.model_dump(mode="json", exclude_none=True, exclude={"measured"})
+    probed = profile.measured.model_dump(mode="json", exclude_none=True) if profile.measured is not None else {}
+    measured = {name: value for name, value in probed.items() if name not in _OF_PROBE}
+    measured |= {name: bool(value) for name, value in facts.modalities.items()}
     measured |= {f"template_{name.removeprefix('supports_')}": value for name, value in facts.template_caps.items()}
     if facts.context is not None:
         measured["context"] = facts.context
@@ -133,7 +136,8 @@ def model(profile: Profile, board: Board) -> dict[str, Any]:
         "state": (server.state if server is not None else ServerState.STOPPED).value,
         "declared": declared,
         "measured": measured,
-        "context": facts.context or profile.capabilities.context or profile.server.ctx_size,
+        "probe": {name: probed[name] for name in _OF_PROBE if name in probed} or None,
+        "context": facts.context or profile.capabilities.context or measured.get("context") or profile.server.ctx_size,
         "engine": facts.build,
     }
 

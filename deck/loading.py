@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deck.catalog import Catalog, shipped_dir
+from deck.catalog import Catalog, shelf, shipped_dir
 from deck.config import Config
 from deck.contracts import Facts
 from deck.errors import DeckError
@@ -12,15 +12,15 @@ from deck.plugins import Plugins
 from deck.profile import Profile, unknown_sampling
 
 
-class LoadError(Exception):
-    """Plugins and profiles do not fit together; the message names the file and what to change."""
+class StartError(Exception):
+    """Deck cannot start, or not so; the message says what to change."""
 
 
 def load(config: Config) -> tuple[Plugins, Catalog]:
     """Return plugins and models.
 
     Raises:
-        LoadError: a profile or a family says something that nothing knows.
+        StartError: a profile or a family says something that nothing knows.
         PluginError: a plugin cannot be used.
         ProfileError: a file cannot be used.
         CatalogError: names clash.
@@ -29,7 +29,7 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
     for family in plugins.families.values():
         unknown = sorted(set(family.defaults(Facts())) - SAMPLING_NAMES)
         if unknown:
-            raise LoadError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
+            raise StartError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
     return plugins, load_catalog(config, plugins)
 
 
@@ -37,22 +37,37 @@ def load_catalog(config: Config, plugins: Plugins) -> Catalog:
     """Read every profile and check it against the plugins.
 
     Raises:
-        LoadError: a profile names a sampling field or a family that nothing knows, or a value out of range.
+        StartError: a profile names a sampling field or a family that nothing knows, or a value out of range.
         ProfileError: a file cannot be used.
         CatalogError: names clash.
     """
     catalog = Catalog.load([shipped_dir(), *plugins.profile_dirs(), *config.profiles])
     for profile in catalog.profiles:
-        unknown = unknown_sampling(profile, SAMPLING_NAMES)
-        if unknown:
-            raise LoadError(f"{profile.source}: {', '.join(unknown)}: not a sampling field Deck knows")
-        wrong = _wrong_values(profile)
-        if wrong:
-            raise LoadError(f"{profile.source}: {wrong}")
-        if profile.family is not None and profile.family not in plugins.families:
-            known = ", ".join(sorted(plugins.families))
-            raise LoadError(f"{profile.source}: family: no family named {profile.family!r}; known: {known}")
+        fault = profile_fault(profile, plugins)
+        if fault is not None:
+            raise StartError(f"{profile.source}: {fault}")
     return catalog
+
+
+def available() -> Catalog:
+    """Return the profiles that come with Deck and are not in force until an operator enables them."""
+    return shelf(shipped_dir())
+
+
+def is_shipped(profile: Profile) -> bool:
+    """Tell whether a profile's file is one that came with Deck."""
+    return profile.source.resolve().is_relative_to(shipped_dir().resolve())
+
+
+def profile_fault(profile: Profile, plugins: Plugins) -> str | None:
+    """Return what in a profile does not fit the sampling fields and families there are, None = nothing."""
+    unknown = unknown_sampling(profile, SAMPLING_NAMES)
+    if unknown:
+        return f"{', '.join(unknown)}: not a sampling field Deck knows"
+    wrong = _wrong_values(profile)
+    if wrong is None and profile.family is not None and profile.family not in plugins.families:
+        return f"family: no family named {profile.family!r}; known: {', '.join(sorted(plugins.families))}"
+    return wrong
 
 
 def _wrong_values(profile: Profile) -> str | None:

@@ -177,7 +177,7 @@ class Pipeline:
         profile, report, request = exchange.profile, exchange.report, exchange.parsed.request
         if isinstance(request, TextRequest):
             return self._shape_text(exchange, request, facts)
-        if profile.capabilities.reasoning is False and request.reasoning != ReasoningSetting():
+        if profile.can("reasoning") is False and request.reasoning != ReasoningSetting():
             if request.reasoning.enabled is not False:
                 for path in request.reasoning.asked or (request.reasoning.path,):
                     report.ignored(path, "this model does not think", field="reasoning_effort")
@@ -463,16 +463,15 @@ def _filter(filtered: Filter, events: list[Event]) -> list[Event]:
 
 
 def _check_declared(request: Request, profile: Profile) -> None:
-    capabilities = profile.capabilities
-    if request.output is not None and request.output.kind != "grammar" and capabilities.json_schema is False:
+    if request.output is not None and request.output.kind != "grammar" and profile.can("json_schema") is False:
         mode, path = request.output.kind, request.output.path
         raise invalid(f"{path}: the model {profile.id!r} cannot be held to {mode}", path)
     if isinstance(request, TextRequest):
         return
-    for kind, word, declared in ((Image, "images", capabilities.vision), (Audio, "audio", capabilities.audio)):
-        if declared is False and (origin := has_kind(request, kind)) is not None:
+    for kind, word, can in ((Image, "images", profile.can("vision")), (Audio, "audio", profile.can("audio"))):
+        if can is False and (origin := has_kind(request, kind)) is not None:
             raise _unreadable(origin, kind, f"the model {profile.id!r} takes no {word}")
-    if request.tools and capabilities.tools is False:
+    if request.tools and profile.can("tools") is False:
         raise invalid(f"tools: the model {profile.id!r} calls no tools", "tools")
 
 

@@ -6,6 +6,7 @@ whether the model file is there: those are checked by whoever knows them.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import math
 import os
@@ -188,8 +189,38 @@ class Schedule(Table):
     min_resident: Seconds = Field(default=0.0, description="time that it stays loaded although others wait")
 
 
+class Measured(Table):
+    """`[capabilities.measured]`: what `deck probe` found when it tried the model; None = it could not find out.
+
+    `of` is what was tried: where `[server]` names another model, the table says nothing. Speeds are tokens a second of
+    one request at a time, `context` is tokens of a slot.
+    """
+
+    at: datetime.date
+    of: str
+    build: str | None = None
+    text: StrictBool | None = None
+    streaming: StrictBool | None = None
+    system: StrictBool | None = None
+    developer: StrictBool | None = None
+    late_system: StrictBool | None = None
+    tools: StrictBool | None = None
+    parallel_tools: StrictBool | None = None
+    required_tools: StrictBool | None = None
+    tool_results: StrictBool | None = None
+    reasoning: StrictBool | None = None
+    reasoning_off: StrictBool | None = None
+    efforts: StrictBool | None = None
+    json_schema: StrictBool | None = None
+    vision: StrictBool | None = None
+    audio: StrictBool | None = None
+    context: Annotated[StrictInt, Field(ge=1)] | None = None
+    prompt_speed: Annotated[float, Field(ge=0)] | None = None
+    speed: Annotated[float, Field(ge=0)] | None = None
+
+
 class Capabilities(Table):
-    """`[capabilities]`: what the operator declares of the model; None = not declared."""
+    """`[capabilities]`: what the operator declares of the model, None = not declared; and what was measured."""
 
     vision: StrictBool | None = None
     audio: StrictBool | None = None
@@ -197,6 +228,7 @@ class Capabilities(Table):
     reasoning: StrictBool | None = None
     json_schema: StrictBool | None = None
     context: Annotated[StrictInt, Field(ge=1)] | None = None
+    measured: Measured | None = None
 
 
 class Profile(Table):
@@ -219,6 +251,26 @@ class Profile(Table):
     drop: tuple[str, ...] = ()
     limits: Frozen[Limit] = Field(default_factory=_nothing)
     source: Path = Field(default=Path("profile.toml"), exclude=True, repr=False)
+
+    @property
+    def serves(self) -> str:
+        """What `[server]` names: the repository, the address, or the model's file without its directory."""
+        server = self.server
+        return server.hf or server.url or (server.model.name if server.model is not None else "")
+
+    @property
+    def measured(self) -> Measured | None:
+        """What was measured of this very model."""
+        found = self.capabilities.measured
+        return found if found is not None and found.of == self.serves else None
+
+    def can(self, name: Literal["vision", "audio", "tools", "reasoning", "json_schema"]) -> bool | None:
+        """Return what is declared of the model, else what was measured; None = neither."""
+        declared: bool | None = getattr(self.capabilities, name)
+        if declared is not None or self.measured is None:
+            return declared
+        measured: bool | None = getattr(self.measured, name)
+        return measured
 
 
 def load_profile(path: Path, environ: Mapping[str, str] = os.environ) -> Profile:

@@ -25,17 +25,13 @@ from deck.catalog import Catalog
 from deck.config import Config, default_state, load_config
 from deck.connection import Connection
 from deck.errors import DeckError
-from deck.loading import load
+from deck.loading import StartError, load
 from deck.tokens import TokenStore
 
 _log = logging.getLogger("deck.serve")
 _BACKLOG = 2048
 _GC_THRESHOLDS = (5000, 20, 20)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-class StartError(Exception):
-    """Deck cannot start; the message says what to change."""
 
 
 def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:

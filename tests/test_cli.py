@@ -21,6 +21,9 @@ COMMANDS = [
     ["check"],
     ["explain"],
     ["profiles"],
+    ["profiles", "available"],
+    ["profiles", "enable"],
+    ["probe"],
     ["plugins"],
     ["token"],
     ["token", "create"],
@@ -85,7 +88,9 @@ def test_the_first_help_lists_every_command(capsys: pytest.CaptureFixture[str]) 
     assert "deck serve" in shown
 
 
-@pytest.mark.parametrize("wrong", [[], ["serv"], ["serve", "--prot", "1"], ["token"], ["explain"], ["token", "create"]])
+@pytest.mark.parametrize(
+    "wrong", [[], ["serv"], ["serve", "--prot", "1"], ["token"], ["explain"], ["token", "create"], ["probe"]]
+)
 def test_wrong_usage_is_status_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(wrong)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deck.config import load_config
-from deck.serve import StartError, load
+from deck.loading import StartError, load
 
 
 @pytest.mark.parametrize(

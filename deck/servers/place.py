@@ -89,6 +89,16 @@ def remove_stale(directory: Path, slug: str) -> None:
                 continue
 
 
+def listening(directory: Path) -> list[Path]:
+    """Return the sockets in a directory on which a server listens."""
+    found = []
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(str(path))
+            found.append(path)
+    return found
+
+
 def free_port() -> int:
     """Return a loopback port that is free now."""
     with socket.socket() as listener:

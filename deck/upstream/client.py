@@ -101,6 +101,17 @@ class UpstreamClient:
         messages = [{"role": "user", "content": "x"}]
         await self._whole(server, _TEMPLATE, json.dumps({"messages": messages, "json_schema": schema}))
 
+    async def prompt(self, server: Server, body: bytes) -> str:
+        """Return what the model would read of a chat body, by its template; nothing is generated.
+
+        Raises:
+            DeckError: the template refuses, or llama-server died or answered something else.
+        """
+        found = (await self._whole(server, _TEMPLATE, body)).get("prompt")
+        if type(found) is not str:
+            raise DeckError(ErrorKind.UPSTREAM, f"the llama-server of {server.profile.id!r} gave no prompt")
+        return found
+
     async def _whole(self, server: Server, route: str, body: bytes) -> dict[str, Any]:
         async with self.ask(server, route, body) as response:
             try:
