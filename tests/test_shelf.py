@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deck import cli, loading, serve
+from deck import cli, loading
 from deck.catalog import Catalog, shelf, shipped_dir
 from deck.config import Config, load_config
 from deck.loading import profile_fault
@@ -38,7 +38,7 @@ def generic_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (shipped / "models").mkdir(parents=True)
     text = '# why\nid = "m1"\nfamily = "generic"\naliases = ["one"]\n[server]\nhf = "org/repo:q4"\nctx_size = 4096\n'
     (shipped / "models" / "m1.toml").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(serve, "shipped_dir", lambda: shipped)
+    monkeypatch.setattr(loading, "shipped_dir", lambda: shipped)
     return shipped
 
 
