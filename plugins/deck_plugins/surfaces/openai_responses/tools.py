@@ -37,7 +37,7 @@ class Offered:
     may_repeat: bool = False
     choice: ToolChoice | None = None
     shown_choice: Any = "auto"
-    _declared: dict[str, Tool] = field(default_factory=dict)
+    _told: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def add(self, tool: Tool, named: Named, path: str) -> None:
         """Offer one more.
@@ -45,7 +45,8 @@ class Offered:
         Raises:
             DeckError: another tool has its name at llama-server.
         """
-        if self.may_repeat and self._declared.get(tool.name) == tool and self.named[tool.name] == named:
+        told = (named, tool.description, tool.parameters)
+        if self.may_repeat and self._told.get(tool.name) == told:
             return
         if tool.name in self.named:
             other = self.named[tool.name]
@@ -56,7 +57,7 @@ class Offered:
                 f"{path}.name",
             )
         self.named[tool.name] = named
-        self._declared[tool.name] = tool
+        self._told[tool.name] = told
         self.tools.append(tool)
 
 
