@@ -145,15 +145,16 @@ class Turn:
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer; `headers` say its length."""
         if not self.is_gone:
+            head = self._head(status, headers)
             self.has_begun = True
-            self._carrier.write(self._head(status, headers, is_framed=True) + body)
+            self._carrier.write(head + body)
             self._complete()
 
     def start(self, status: int, headers: Headers, data: bytes) -> None:
         """Begin a stream with its first bytes."""
         if not self.is_gone:
+            head = self._head(status, headers)
             self.has_begun = self._chunked = True
-            head = self._head(status, headers, is_framed=False)
             self._carrier.write(b"%btransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (head[:-2], len(data), data))
 
     def write(self, data: bytes) -> None:
@@ -176,7 +177,7 @@ class Turn:
         """Wait until the client takes more, or has left."""
         await self._carrier.drained()
 
-    def _head(self, status: int, headers: Headers, *, is_framed: bool) -> bytes:
+    def _head(self, status: int, headers: Headers) -> bytes:
         lines = [_STATUS[status]]
         lines += [b"%b: %b\r\n" % header for header in headers]
         if not self.keep_alive:
@@ -224,8 +225,8 @@ class Turn:
             self._carrier.close()
             return
         self.keep_alive = False
-        length = b"%d" % len(_FAULT)
-        self.answer(500, [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", length)], _FAULT)
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_FAULT))]
+        self.answer(500, headers, b"" if self.is_head else _FAULT)
 
     async def receive(self) -> Message:
         """Return more of the body, or that the client has left or was answered."""
@@ -266,7 +267,6 @@ class Turn:
             self._continue(message.get("body", b""), is_last=not message.get("more_body", False))
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.has_begun = True
         is_framed = False
         for name, value in headers:
             if _NO_NAME.search(name) or _CONTROLS.search(value):
@@ -280,7 +280,9 @@ class Turn:
         self._chunked = not is_framed and not self.is_head and status not in _BODILESS
         if self._chunked:
             headers.append((b"transfer-encoding", b"chunked"))
-        self._carrier.write(self._head(status, headers, is_framed=is_framed))
+        head = self._head(status, headers)
+        self.has_begun = True
+        self._carrier.write(head)
 
     def _continue(self, body: bytes, *, is_last: bool) -> None:
         if self._chunked:

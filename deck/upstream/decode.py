@@ -24,6 +24,9 @@ _STOP, _LENGTH, _TOOL_CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReas
 _REASONS = {reason.value: reason for reason in (_STOP, _LENGTH, _TOOL_CALLS)}
 _EXTRAS = frozenset({"usage", "timings", "prompt_progress", "__verbose"})
 _EXCERPT = 40
+_CONTENT = b'"content":'
+# So often in a row what stood around a text may be kept without being of use; then no more is kept.
+_VAIN = 8
 _NO_MEMBERS: Mapping[str, Any] = {}
 
 
@@ -57,6 +60,9 @@ class Decoder:
         self._usage: Usage | None = None
         self._timings: Mapping[str, Any] | None = None
         self._stop_sequence: str | None = None
+        self._before = self._after = b""
+        self._latest = ""
+        self._in_vain = 0
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that `chunk` completes."""
@@ -93,7 +99,7 @@ class Decoder:
                     return
                 if payload == _DONE:
                     self._finish()
-                else:
+                elif not self._is_alike(payload):
                     self._payload(payload)
         except DeckError as error:
             self._fail(error)
@@ -109,6 +115,7 @@ class Decoder:
         choices = chunk.get("choices")
         has_extras = not _EXTRAS.isdisjoint(chunk)
         if not has_extras and self._is_started and self._is_more_text(chunk, choices):
+            self._remember(payload)
             return
         if chunk.get("error"):
             raise upstream_error(200, chunk)
@@ -127,6 +134,32 @@ class Decoder:
                 self._choice(choice, payload)
         self._parts.timings = None
 
+    def _is_alike(self, payload: bytes) -> bool:
+        """Take a chunk that differs from one before in nothing but its text: only that is read, as JSON by itself."""
+        before, after = self._before, self._after
+        if not before or self._parts.kind != "text" or not (payload.startswith(before) and payload.endswith(after)):
+            return False
+        try:
+            text = json.loads(payload[len(before) : len(payload) - len(after)])
+        except ValueError:
+            return False
+        if type(text) is not str:
+            return False
+        if text:
+            self._parts.delta(text)
+        self._in_vain = 0
+        return True
+
+    def _remember(self, payload: bytes) -> None:
+        """Keep what stands around the text that was read last, unless it cannot be told where that is."""
+        self._in_vain += 1
+        if self._in_vain > _VAIN or payload.count(_CONTENT) != 1:
+            return
+        before, middle, rest = payload.partition(_CONTENT)
+        literal = json.dumps(self._latest)
+        if rest.startswith(literal):
+            self._before, self._after = before + middle, rest[len(literal) :]
+
     def _is_more_text(self, chunk: dict[str, Any], choices: Any) -> bool:
         """Take the usual chunk, which is nothing but more of the text that is open; False = it is another one."""
         if type(choices) is not list or len(choices) != 1 or self._parts.kind != "text":
@@ -140,6 +173,7 @@ class Decoder:
         text = delta.get("content")
         if type(text) is not str or choice.get("logprobs") or choice.get("index"):
             return False
+        self._latest = text
         if text:
             self._parts.delta(text)
         return True

@@ -13,6 +13,7 @@ from deck.canon.grammar import GrammarChecker
 from deck.canon.request import Reasoning, Text, ToolCall
 from deck.errors import ErrorKind
 from deck.testing import frames
+from deck.upstream import decode
 from deck.upstream.decode import Decoder
 from deck.upstream.sse import LIMIT
 from deck.upstream.toolcalls import tool_id
@@ -292,3 +293,54 @@ def test_folded_answers_are_what_was_streamed() -> None:
         ToolCall(tool_id("s", 0), "f", '{"a":1}'),
         ToolCall(tool_id("s", 1), "g", "{}"),
     )
+
+
+def _alike(literal: str, created: int = 1, member: str = "content") -> bytes:
+    choice = f'{{"finish_reason":null,"index":0,"delta":{{"{member}":{literal}}}}}'
+    chunk = f'{{"choices":[{choice}],"created":{created},"id":"x","object":"chat.completion.chunk"}}'
+    return b"data: " + chunk.encode() + b"\n\n"
+
+
+_LITERALS = st.one_of(
+    st.text().map(json.dumps),
+    st.text().map(lambda text: json.dumps(text, ensure_ascii=False)),
+    st.sampled_from(
+        [
+            '"a"',
+            '""',
+            ' "a" ',
+            "null",
+            "1",
+            "{}",
+            '["a"]',
+            '"a","content":"b"',
+            '"a","role":"x"',
+            '"a"}},{"index":1,"delta":{"content":"b"',
+            '"\\"content\\":\\"a\\""',
+            '"a',
+            "",
+            '"\\ud800"',
+        ]
+    ),
+)
+
+
+@given(st.lists(st.tuples(_LITERALS, st.integers(1, 2), st.sampled_from(["content", "content", "reasoning_content"]))))
+def test_to_read_only_the_text_of_a_chunk_like_the_one_before_changes_nothing(
+    chunks: list[tuple[str, int, str]],
+) -> None:
+    class Thorough(Decoder):
+        def _is_alike(self, payload: bytes) -> bool:
+            return False
+
+    pieces = [frames.role(), _alike('"first"'), *(_alike(*chunk) for chunk in chunks), frames.finish(), END]
+    assert repr(play(Decoder(seed="s"), pieces)) == repr(play(Thorough(seed="s"), pieces))
+
+
+def test_the_text_of_chunks_that_are_alike_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    loads = decode.json.loads
+    monkeypatch.setattr(decode.json, "loads", lambda data: read.append(data) or loads(data))
+    events = decoded(frames.role(), _alike('"a"'), _alike('"b"'), _alike('"c"'), frames.finish(), END)
+    assert [event.text for event in events if isinstance(event, PartDelta)] == ["a", "b", "c"]
+    assert read.count(b'"b"') + read.count(b'"c"') >= 1
