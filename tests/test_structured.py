@@ -191,6 +191,11 @@ def test_an_answer_that_was_cut_is_not_judged(reason: FinishReason) -> None:
     assert judged(answer(Text("{"), reason=reason), request(OUTPUT)) == [(STRICT, "not promised")]
 
 
+def test_a_whole_call_of_an_answer_that_was_cut_settles_nothing() -> None:
+    given = answer(ToolCall("1", "read", GOOD), Text('read({"name'), reason=FinishReason.LENGTH)
+    assert judged(given, request(tools=[READ])) == [("tools[0].function.strict", "not promised")]
+
+
 def test_an_answer_without_text_or_with_a_grammar_is_not_judged() -> None:
     assert judged(answer(), request(OUTPUT)) == [(STRICT, "not promised")]
     assert judged(answer(Text("no")), request(Output("grammar", grammar='root ::= "no"'))) == []
