@@ -40,6 +40,9 @@ TEXTS = {
     "</minimax:tool_call>",
 }
 
+# Members that hold what is said; ids and names of models stand in others.
+_SAID = {"content", "text", "delta", "arguments", "partial_json", "name", "path"}
+
 
 def scripted(text: str, size: int, reason: str = "stop") -> Reply:
     pieces = [content(text[place : place + size]) for place in range(0, len(text), size)]
@@ -58,11 +61,13 @@ def flat(text: str) -> str:
     frames = [line[5:] for line in text.splitlines() if line.startswith("data:") and "[DONE]" not in line] or [text]
     found: list[str] = []
 
-    def walk(value: Any) -> None:
-        if isinstance(value, str):
+    def walk(value: Any, key: str = "") -> None:
+        if isinstance(value, str) and key in _SAID:
             found.append(value)
-        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            walk(item)
+        for name, item in value.items() if isinstance(value, dict) else ():
+            walk(item, name)
+        for item in value if isinstance(value, list) else ():
+            walk(item, key)
 
     for frame in frames:
         walk(json.loads(frame))
