@@ -21,8 +21,8 @@ NAMES = sorted(FAMILIES)
 TEMPLATES = {
     "qwen": [
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
-        "<|im_start|> ns.multi_step_tool enable_thinking",
-        "<|im_start|> render_extra_keys <function=example_function_name>",
+        "<|im_start|> <tool_call> ns.multi_step_tool enable_thinking",
+        "<|im_start|>system\nYou are Qwen, a helpful AI assistant render_extra_keys",
     ],
     "glm": ["[gMASK]<sop> <arg_key> <|observation|>"],
     "deepseek": ["<｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜>", "<｜Assistant｜> ｜DSML｜"],
@@ -67,7 +67,7 @@ def test_a_model_is_known_by_its_template(name: str, template: str) -> None:
         ("gpt-oss", "gpt_oss"),
         ("gemma3", "gemma"),
         ("llama", "generic"),
-        ("qwen2", "generic"),
+        ("qwen2", "qwen"),
     ],
 )
 def test_an_architecture_counts_where_there_is_no_template(architecture: str, name: str) -> None:
