@@ -175,7 +175,7 @@ class StandardFamily:
             messages = one_call_a_turn(messages, report)
         if self._has(self.text_or_thoughts, facts):
             messages = thoughts_beside_calls(messages, report)
-        elif self._has(self.silent_beside_calls, facts):
+        if self._has(self.silent_beside_calls, facts):
             note_text_beside_calls(messages, report)
         if self._has(self.strict_turns, facts):
             messages = answer_before_user(messages, report)

@@ -67,8 +67,7 @@ def _rendered(engine: Engine, families: Any) -> dict[str, Any]:
         "before": before,
         "after": after,
         "hidden": hidden,
-        "caps": dict(facts.template_caps),
-        "shows_tools": "read_note" in _prompt(engine, family.adapt(conversations()["a question"], facts, Report()))[0],
+        "told": facts.template_caps.get("supports_tools") is False,
         "switches": switched[True] != switched[False],
     }
 
