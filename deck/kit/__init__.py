@@ -19,6 +19,7 @@ from deck.kit.rescue import Rescue, offered, rescue_of
 from deck.kit.switches import KWARG, Switch
 from deck.kit.syntax import Found, Grammar, Stray, Syntax, WrittenCall, call_of, calls_of, typed
 from deck.kit.thinking import BlockMarks, HarmonyChannels, ThinkTags, block_marks, think_tags
+from deck.kit.unshown import Telling
 
 # How documents call the syntaxes that several families share.
 TAGGED_JSON = '<tool_call>{"name": …}</tool_call>'
@@ -61,6 +62,7 @@ __all__ = [
     "Syntax",
     "TaggedFunction",
     "TaggedJson",
+    "Telling",
     "ThinkTags",
     "WrittenCall",
     "block_marks",

@@ -6,11 +6,13 @@ texts in them, never by the name of a model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
-from deck.canon.request import ChatRequest, Message
+from deck.canon.request import ChatRequest, Message, Tool
 from deck.contracts import Facts, Features, Filter
 from deck.kit.chain import Feeds, chain
 from deck.kit.rescue import rescue_of
@@ -24,8 +26,10 @@ from deck.kit.turns import (
     order_turns,
     thoughts_beside_calls,
 )
+from deck.kit.unshown import TAGGED, Telling, tell_tools
 from deck.normalize.report import Report
 
+_REQUIRED = re.compile(r"\bin [\w.]*parameters\.required\b(?! or)")
 Thinking = Callable[[Report], Feeds]
 
 
@@ -47,7 +51,8 @@ class StandardFamily:
         title: for people.
         source: where the facts are from.
         marks: groups of texts; a chat template that contains all of one group is this family's.
-        architectures: `general.architecture` of GGUF files that hold models of this family only.
+        architectures: `general.architecture` of GGUF files that hold its models.
+        signs: texts that a template has as well where the architecture is to count beside it; none = it never does.
         sampling: defaults; the first whose mark is in the template counts.
         syntaxes: how the models write calls; of two that begin alike, the first is tried first.
         syntaxes_first: true = calls are looked for before thoughts, whose marks they share.
@@ -59,6 +64,7 @@ class StandardFamily:
         text_or_thoughts: texts of templates that take only one of both beside a call.
         silent_beside_calls: texts of templates that show no text beside calls.
         strict_turns: texts of templates that count turns without tools.
+        telling: how models are told of tools where the template shows none.
         flags: launch flags of llama-server.
         own_stops: stop strings.
         calls_as: the syntaxes in words, for documents.
@@ -71,6 +77,7 @@ class StandardFamily:
     source: str
     marks: tuple[tuple[str, ...], ...] = ()
     architectures: frozenset[str] = frozenset()
+    signs: tuple[str, ...] = ()
     sampling: tuple[Sampling, ...] = ()
     syntaxes: tuple[Syntax, ...] = ()
     syntaxes_first: bool = False
@@ -82,6 +89,7 @@ class StandardFamily:
     text_or_thoughts: tuple[str, ...] = ()
     silent_beside_calls: tuple[str, ...] = ()
     strict_turns: tuple[str, ...] = ()
+    telling: Telling = TAGGED
     flags: tuple[str, ...] = ()
     own_stops: tuple[str, ...] = ()
     calls_as: tuple[str, ...] = ()
@@ -90,10 +98,13 @@ class StandardFamily:
 
     def accepts(self, facts: Facts) -> bool:
         """Tell whether a model is of this family by what it says of itself; its template counts before all else."""
-        architecture = facts.metadata.get("general.architecture")
-        if facts.template:
-            return any(all(mark in facts.template for mark in group) for group in self.marks)
-        return architecture in self.architectures
+        template = facts.template
+        is_own = facts.metadata.get("general.architecture") in self.architectures
+        if not template:
+            return is_own
+        if any(all(mark in template for mark in group) for group in self.marks):
+            return True
+        return is_own and bool(self.signs) and all(sign in template for sign in self.signs)
 
     def defaults(self, facts: Facts) -> Mapping[str, Any]:
         """Return what the makers recommend for the template; nothing where they recommend nothing."""
@@ -133,6 +144,10 @@ class StandardFamily:
         messages = self.turns(order_turns(request.messages, report), facts, report)
         if messages is not request.messages:
             request = replace(request, messages=messages)
+        if facts.template_caps.get("supports_tools") is False:
+            request = tell_tools(request, facts, report, self.telling)
+        if _wants_required(facts.template or ""):
+            request = replace(request, tools=tuple(map(_with_required, request.tools)))
         if request.reasoning.effort is not None:
             request = self._effort(request, facts, report)
         request = allow_prefill(request, report)
@@ -160,7 +175,7 @@ class StandardFamily:
             messages = one_call_a_turn(messages, report)
         if self._has(self.text_or_thoughts, facts):
             messages = thoughts_beside_calls(messages, report)
-        elif self._has(self.silent_beside_calls, facts):
+        if self._has(self.silent_beside_calls, facts):
             note_text_beside_calls(messages, report)
         if self._has(self.strict_turns, facts):
             messages = answer_before_user(messages, report)
@@ -169,3 +184,14 @@ class StandardFamily:
     @staticmethod
     def _has(marks: Sequence[str], facts: Facts) -> bool:
         return any(mark in (facts.template or "") for mark in marks)
+
+
+@lru_cache(maxsize=32)
+def _wants_required(template: str) -> bool:
+    """Tell whether a template looks into `required` of a tool that may have none, and raises in llama-server."""
+    return _REQUIRED.search(template) is not None
+
+
+def _with_required(tool: Tool) -> Tool:
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return tool if "required" in parameters else replace(tool, parameters={**parameters, "required": []})

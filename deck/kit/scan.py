@@ -1,8 +1,8 @@
 """Looks for written calls in a text that comes in pieces of any size: what of it is text, and what calls.
 
 What may become a call is held back until that is known; what only looked like one is let go unharmed. What is found
-never depends on how the text was cut. Text in a code fence, or between backticks, is quoted: no call is looked for
-there. Knows no events and no request.
+never depends on how the text was cut. A call in a code fence, or behind a backtick that is open in its line, is quoted:
+it is text. Knows no events and no request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deck.kit.syntax import Found, Syntax
 LONGEST_CALL = 256 * 1024
 # A text with more false beginnings than this is about calls, and holds none.
 MOST_TRIES = 512
-_QUOTING = re.compile(r"`+|\n[ \t]*\n")
+_QUOTING = re.compile(r"`+|\n")
 _NOT_BLANK = re.compile(r"\S")
 
 
@@ -132,7 +132,8 @@ class Scan:
                 self._held = self._held[end:]
                 return pieces
             self._pass(at, place)
-            found = None if self._is_quoted(place) else self._read(place, is_end=is_end)
+            is_quoted = self._is_quoted(place)
+            found = None if self._is_fenced else self._read(place, is_end=is_end)
             if self._waits is not None:
                 end = self._before_blanks(begin, place)
                 self._take(pieces, begin, end)
@@ -144,6 +145,10 @@ class Scan:
             if found is None:
                 self._pass(place, place + 1)
                 at = place + 1
+                continue
+            if is_quoted:
+                at = place + found.length
+                self._is_fresh = False
                 continue
             end = self._before_blanks(begin, place)
             self._take(pieces, begin, end)
@@ -198,7 +203,7 @@ class Scan:
             if found[0][0] == "`":
                 self._ticks += len(found[0])
             else:
-                self._inline = 0  # no code within a line goes on behind an empty one
+                self._inline = 0  # such code ends with its line
             last = found.end()
         if last < end or (last == end and self._held[end - 1] != "`"):
             self._close_ticks()

@@ -224,6 +224,9 @@ class _Fitting:
 
     def _array(self, schema: dict[str, Any], path: str) -> None:
         if "items" not in schema:
+            if _says(schema, "array") and "prefixItems" not in schema:
+                # Templates ask for the items of every array, and raise in llama-server where there are none.
+                schema["items"] = {}
             return
         items, where = schema["items"], _join(path, "items")
         if isinstance(items, list):
@@ -286,6 +289,11 @@ class _Fitting:
                 self._drop(schema, "pattern", path, "llama-server cannot make a grammar of it; any text is taken")
             elif not (pattern.startswith("^") and pattern.endswith("$")) or "(?" in pattern.replace("(?:", ""):
                 self._lose(_join(path, "pattern"), _LOOSE)
+
+
+def _says(schema: dict[str, Any], name: str) -> bool:
+    said = schema.get("type")
+    return said == name or (isinstance(said, list) and name in said)
 
 
 def _join(path: str, key: str) -> str:

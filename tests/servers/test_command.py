@@ -13,7 +13,7 @@ from deck.config import Config
 from deck.contracts import Address
 from deck.profile import Profile, ServerSettings
 from deck.servers import check_profile
-from deck.servers.command import CommandError, arguments, environment, find_binary, setting_faults
+from deck.servers.command import CommandError, arguments, environment, family_faults, find_binary, setting_faults
 
 MakeProfile = Callable[..., Profile]
 _UDS = Address(uds="/run/x.sock")
@@ -154,3 +154,14 @@ def test_check_asks_for_a_remote_servers_key(config: Config, tmp_path: Path) -> 
     (found,) = check_profile(profile, config, {})
     assert "the environment variable MY_KEY is not set" in found
     assert check_profile(profile, config, {"MY_KEY": "k", "PATH": os.defpath}) == []
+
+
+def test_a_familys_flags_stand_before_the_profiles_own(make_profile: MakeProfile) -> None:
+    argv = arguments(make_profile("--temp", "0.5"), _UDS, embedded=False, family=("--temp", "1", "--special"))
+    assert argv[-5:] == ["--temp", "1", "--special", "--temp", "0.5"]
+    assert family_faults(("--special",)) == []
+
+
+def test_a_family_may_not_set_what_is_decks(make_profile: MakeProfile) -> None:
+    [fault] = family_faults(("--host", "0.0.0.0"))
+    assert fault.startswith("--host may not be among the arguments of the model's family: ")

@@ -7,14 +7,36 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from deck.api import Facts, Family, hookimpl, kit
+from deck.api import Facts, Family, Tool, ToolCall, hookimpl, json, kit
 
 _CARD = "https://huggingface.co/deepseek-ai"
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEP, _DONE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _DSML = ("｜DSML｜", "‖DSML‖", "｜｜DSML｜｜", "|DSML|")
+
+
+def _described(tools: Sequence[Tool]) -> str:
+    """Return the words of DeepSeek-V3.1's model card, whose template shows no tools."""
+    listed = "\n\n".join(
+        f"### {tool.name}\nDescription: {tool.description or ''}\n\n"
+        f"Parameters: {json.dumps(tool.parameters or {'type': 'object', 'properties': {}}).decode()}"
+        for tool in tools
+    )
+    return (
+        f"## Tools\nYou have access to the following tools:\n\n{listed}\n\n"
+        "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n"
+        f"{_BEGIN}{_CALL}tool_call_name{_SEP}tool_call_arguments{_DONE}{{additional_tool_calls}}{_END}\n\nWhere:\n"
+        "- `tool_call_name` must be an exact match to one of the available tools\n"
+        "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters JSON Schema\n"
+        "- For multiple tool calls, chain them directly without separators or spaces"
+    )
+
+
+def _written(call: ToolCall) -> str:
+    return f"{_BEGIN}{_CALL}{call.name}{_SEP}{call.arguments}{_DONE}{_END}"
+
 
 FAMILY = kit.StandardFamily(
     name="deepseek",
@@ -38,6 +60,7 @@ FAMILY = kit.StandardFamily(
         kit.Invokes(("function_calls",)),
         kit.Stray(_BEGIN, _END, _DONE, "<｜end▁of▁sentence｜>"),
     ),
+    telling=kit.Telling(_described, _written),
     thinking=kit.ThinkTags,
     switches=(
         kit.Switch(mark="enable_thinking"),
@@ -46,7 +69,10 @@ FAMILY = kit.StandardFamily(
     ),
     calls_as=("<｜tool▁calls▁begin｜>…", "<｜DSML｜function_calls><｜DSML｜invoke name=…>…"),
     thoughts_as=("<think>…</think>",),
-    quirks=("results come in the order of their calls, which is all that V3.2's template tells them apart by",),
+    quirks=(
+        "where the template shows no tools, they are told as the model card of V3.1 says",
+        "results come in the order of their calls, which is all that V3.2's template tells them apart by",
+    ),
 )
 
 

@@ -26,7 +26,7 @@ FAMILY = kit.StandardFamily(
     syntaxes=(
         kit.CallMarks("<|tool_call>", "<tool_call|>", '<|"|>'),
         kit.CallMarks("<start_function_call>", "<end_function_call>", "<escape>"),
-        kit.PythonCalls("```tool_code", "```"),
+        kit.PythonCalls("a tool_code fence", "```"),
         kit.TaggedJson("<tool_call>", "</tool_call>"),
         kit.BareJson(),
         kit.PythonCalls("[", ""),

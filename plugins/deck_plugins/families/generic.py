@@ -26,7 +26,16 @@ FAMILY = kit.StandardFamily(
     thoughts_as=("<think>…</think>",),
     strict_turns=("roles must alternate user/assistant",),
     one_call=("only supports single tool-calls at once",),
-    quirks=("turns are in an order that every template takes",),
+    silent_beside_calls=(
+        "You are a function calling AI model",
+        "<|START_ACTION|>",
+        "Muse Glimmer ATEM",
+        "<|tool_call:begin|>",
+    ),
+    quirks=(
+        "turns are in an order that every template takes",
+        "tools that the template does not show are told in the system turn",
+    ),
 )
 
 

@@ -25,6 +25,7 @@ FAMILY = kit.StandardFamily(
     efforts=("low", "medium", "high"),
     one_call=("<|channel|>",),
     text_or_thoughts=("<|channel|>",),
+    silent_beside_calls=("LLM-jp",),
     calls_as=("<|channel|>commentary to=functions.name …<|message|>{…}<|call|>",),
     thoughts_as=("<|channel|>analysis<|message|>…<|end|>",),
     quirks=(

@@ -34,6 +34,7 @@ FAMILY = kit.StandardFamily(
         kit.Switch(mark="<think>", how="always"),
         kit.Switch(how="never"),
     ),
+    silent_beside_calls=("<beginning_of_sentence>",),
     calls_as=("<minimax:tool_call><invoke name=…>…", "]<]minimax[>[<tool_call>…", "<tool_calls>{…}</tool_calls>"),
     thoughts_as=("<think>…</think>", "<mm:think>…</mm:think>"),
     quirks=("a result without a call is a user's text, where the template raises",),

@@ -17,11 +17,16 @@ FAMILY = kit.StandardFamily(
     title="Qwen 2.5, 3, 3-Coder, 3.5, QwQ",
     source="chat templates of Qwen2.5, QwQ, Qwen3, Qwen3-Coder, Qwen3.5",
     marks=(
-        ("<|im_start|>", "You are Qwen, created by Alibaba Cloud"),
-        ("<|im_start|>", "multi_step_tool", "enable_thinking"),
-        ("<|im_start|>", "<function=example_function_name>", "render_extra_keys"),
+        ("<|im_start|>", "You are Qwen, "),
+        ("<|im_start|>", "<tool_call>", "multi_step_tool", "enable_thinking"),
     ),
-    architectures=frozenset({"qwen3", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"}),
+    architectures=frozenset(
+        {
+            *("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3next", "qwen3vl", "qwen3vlmoe"),
+            *("qwen35", "qwen35moe"),
+        }
+    ),
+    signs=("<|im_start|>", "<tool_call>"),
     sampling=(
         kit.Sampling(
             mark="render_extra_keys",
