@@ -105,6 +105,7 @@ MEMBERS: list[tuple[Table, set[str]]] = [
             ResponseOutputMessageParam,
         ),
     ),
+    (item_fields.ADDITIONAL_TOOLS, keys(response_input_item_param.AdditionalTools)),
     (item_fields.REASONING_ITEM, keys(ResponseReasoningItemParam)),
     (item_fields.CALL, keys(ResponseFunctionToolCallParam)),
     (item_fields.RESULT, keys(response_input_item_param.FunctionCallOutput)),

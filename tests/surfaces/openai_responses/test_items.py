@@ -155,6 +155,19 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
         ],
         [user(), called(("apply_patch", "abc123def"), arguments='{"input":"a\\"b"}'), tool("ok")],
     ),
+    "a message of another agent": (
+        [
+            user(),
+            {
+                "type": "agent_message",
+                "id": "amsg_1",
+                "author": "lead",
+                "recipient": "lead/look",
+                "content": [text("Task: look"), {"type": "encrypted_content", "encrypted_content": "Say hello"}],
+            },
+        ],
+        [user("hi\nTask: look\nSay hello")],
+    ),
     "an orphan output": ([user(), output(), user("b")], [user(), tool(), user("b")]),
 }
 
@@ -238,6 +251,10 @@ def test_what_is_ignored_is_named(value: list[Any], names: list[str] | None) -> 
             [user(), {"type": "custom_tool_call", "call_id": "c", "name": "x", "input": "a"}],
             "input[]:custom_tool_call>function_call",
         ),
+        (
+            [user(), {"type": "agent_message", "author": "a", "recipient": "b", "content": [text("x")]}],
+            "input[]:agent_message>message",
+        ),
         ([message("developer", text("D")), user()], "input[].role=developer>system"),
         ([message("developer", text("D")), message("system", text("S")), user()], "input[]:system+system"),
         ([user(), user()], "input[]:user+user"),
@@ -274,8 +291,6 @@ REFUSED_KINDS = [
     "context_compaction",
     "compaction_trigger",
     "configuration_update",
-    "additional_tools",
-    "agent_message",
     "program",
     "program_output",
 ]
@@ -337,6 +352,12 @@ def test_a_reference_without_a_type_is_one() -> None:
             "input[0].input",
             "missing_required_parameter",
         ),
+        (
+            [user([{"type": "encrypted_content", "encrypted_content": "x"}])],
+            "input[0].content[0].type",
+            "unsupported_value",
+        ),
+        ([{"type": "agent_message", "content": "x", "to": "y"}], "input[0].to", "unknown_parameter"),
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id", "missing_required_parameter"),
         ([output(5)], "input[0].output", "invalid_type"),
         ([output({"a": 1})], "input[0].output", "invalid_type"),

@@ -137,6 +137,50 @@ def test_hosted_children_of_a_namespace_are_taken_out() -> None:
     assert "tools" not in alone
 
 
+def more(*tools: Any, **members: Any) -> dict[str, Any]:
+    return {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": list(tools), **members}
+
+
+def test_tools_that_stand_in_the_input_are_offered() -> None:
+    group = {"type": "namespace", "name": "functions", "description": "", "tools": [{**CUSTOM, "name": "exec"}, OTHER]}
+    request = items(more(group, NOTES, {"type": "web_search"}), user(), tool_choice="auto", parallel_tool_calls=True)
+    got, report = upstream(request)
+    assert [tool["function"]["name"] for tool in got["tools"]] == ["exec", "now", "notes__read_note"]
+    assert (got["tool_choice"], got["parallel_tool_calls"]) == ("auto", True)
+    assert got["messages"] == [user()]
+    assert "input[]>tools" in changed(report)
+    assert ignored(report) == ["input[].id", "input[].role", "input[].tools[](web_search)"]
+    reply = parse(request)[0].reply
+    assert reply.named["exec"] == Named("custom", "exec")
+    assert reply.settings["tools"] == []
+
+
+def test_tools_that_are_sent_again_are_offered_once() -> None:
+    got, _ = upstream(items(more(TOOL, NOTES), user(), more(TOOL, OTHER, NOTES), tools=[TOOL]))
+    assert [tool["function"]["name"] for tool in got["tools"]] == ["read_note", "notes__read_note", "now"]
+    error = refusal(items(more({**TOOL, "description": "Another"}), user(), tools=[TOOL]))
+    assert error.param == "input[0].tools[0].name"
+
+
+def test_a_tool_of_the_input_can_be_chosen() -> None:
+    got, _ = upstream(items(more(TOOL, OTHER), user(), tool_choice={"type": "function", "name": "now"}))
+    assert [tool["function"]["name"] for tool in got["tools"]] == ["now"]
+
+
+@pytest.mark.parametrize(
+    ("item", "param", "code"),
+    [
+        (more() | {"tools": None}, "input[0].tools", "missing_required_parameter"),
+        (more() | {"tools": {}}, "input[0].tools", "invalid_type"),
+        (more(TOOL, toolz=[]), "input[0].toolz", "unknown_parameter"),
+        (more({**TOOL, "nmae": 1}), "input[0].tools[0].nmae", "unknown_parameter"),
+    ],
+)
+def test_tools_of_the_input_that_are_refused(item: dict[str, Any], param: str, code: str) -> None:
+    error = refusal(items(item, user()))
+    assert (error.param, error.code) == (param, code)
+
+
 def test_the_answer_knows_every_tool_by_the_clients_name() -> None:
     reply = parse(body(tools=[TOOL, CUSTOM, {**NOTES, "tools": [TOOL, {**CUSTOM, "name": "write"}]}]))[0].reply
     assert reply.named == {

@@ -6,7 +6,7 @@ from typing import Any
 
 from deck.api import Audio, Image, Part, Reader, Text, Values, image_of_url, invalid, wrong_type
 
-from .item_fields import AUDIO, IMAGE, PARTS, THOUGHTS
+from .item_fields import AUDIO, IMAGE, PARTS, THOUGHTS, Tables
 
 _FILES = "files are not read here; send their text as input_text"
 
@@ -23,8 +23,8 @@ class Contents:
         self._reader = reader
         self._remote = remote
 
-    def read(self, content: Any, path: str) -> tuple[Part, ...]:
-        """Return the parts of a content; null and empty texts are none.
+    def read(self, content: Any, path: str, tables: Tables = PARTS) -> tuple[Part, ...]:
+        """Return the parts of a content, whose kinds stand in `tables`; null and empty texts are none.
 
         Raises:
             DeckError: a part has a shape that cannot be honoured.
@@ -35,11 +35,11 @@ class Contents:
             return (Text(content),)
         if not isinstance(content, list):
             raise wrong_type(path, "a string, null or an array of parts", content)
-        found = (self._part(item, f"{path}[{place}]") for place, item in enumerate(content))
+        found = (self._part(item, f"{path}[{place}]", tables) for place, item in enumerate(content))
         return tuple(part for part in found if part is not None)
 
-    def _part(self, item: Any, path: str) -> Part | None:
-        kind, part = _typed(self._reader, item, path, PARTS)
+    def _part(self, item: Any, path: str, tables: Tables) -> Part | None:
+        kind, part = _typed(self._reader, item, path, tables)
         match kind:
             case "input_image":
                 return self._image(part, path)
@@ -48,6 +48,8 @@ class Contents:
             case "refusal":
                 self._reader.report.changed(path, "a refusal is read as text", shown=f"{path}:refusal>output_text")
                 text = part.get("refusal", "")
+            case "encrypted_content":
+                text = part.get("encrypted_content", "")
             case _:
                 text = part.get("text", "")
         return Text(text) if text else None
@@ -82,7 +84,7 @@ def read_thoughts(reader: Reader, items: list[Any], path: str) -> str:
     return "\n".join(text for part in found if (text := part.get("text")))
 
 
-def _typed(reader: Reader, item: Any, path: str, tables: Any) -> tuple[str, Values]:
+def _typed(reader: Reader, item: Any, path: str, tables: Tables) -> tuple[str, Values]:
     if not isinstance(item, dict):
         raise wrong_type(path, "an object with a type", item)
     kind = item.get("type")

@@ -5,9 +5,13 @@ Sources: the OpenAI SDK's parameter types and what agents send back of earlier a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deck.api import Field, Table, anything, array, mapping, one_of, string
 
 from .fields import CACHE, REPLAY
+
+Tables = Mapping[str, Table]
 
 _BOOKKEEPING = "the client's own bookkeeping"
 _HOSTED = "it is the trace of a tool that ran at a vendor, which no model here can read; leave it out of the input"
@@ -24,6 +28,8 @@ ITEMS = Table(
         Field.mapped("function_call_output", anything("an item")),
         Field.mapped("custom_tool_call", anything("an item")),
         Field.mapped("custom_tool_call_output", anything("an item")),
+        Field.mapped("additional_tools", anything("an item"), reason="its tools are offered from the beginning"),
+        Field.mapped("agent_message", anything("an item"), reason="read as a message of the user"),
         Field.annotation("ghost_snapshot", _BOOKKEEPING),
         Field.annotation("mcp_list_tools", "Deck talks to no MCP server; offer its tools as functions"),
         Field.refused("item_reference", REPLAY + ", which SDKs do with store: false"),
@@ -59,8 +65,6 @@ ITEMS = Table(
         *(Field.refused(name, _COMPACT) for name in ("compaction", "compaction_summary", "context_compaction")),
         Field.refused("compaction_trigger", "Deck compacts nothing; ask the model for a summary instead"),
         Field.refused("configuration_update", "send the settings at the top level instead"),
-        Field.refused("additional_tools", "send the tools in tools instead"),
-        Field.refused("agent_message", "send it as a message instead"),
     ),
 )
 
@@ -83,6 +87,27 @@ MESSAGE = Table(
         _METADATA,
         Field.annotation("name", "llama-server's templates take no names"),
         Field.annotation("end_turn", _BOOKKEEPING),
+    ),
+)
+AGENT_MESSAGE = Table(
+    "responses.input[agent_message]",
+    (
+        _TYPE,
+        Field.mapped("content", anything("a string, null, or an array of parts")),
+        Field.annotation("author", "templates know no agents"),
+        Field.annotation("recipient", "templates know no agents"),
+        _ID,
+        _METADATA,
+    ),
+)
+ADDITIONAL_TOOLS = Table(
+    "responses.input[additional_tools]",
+    (
+        _TYPE,
+        Field.mapped("tools", array()),
+        Field.annotation("role", "whoever brings a tool, the model may call it"),
+        _ID,
+        _METADATA,
     ),
 )
 REASONING_ITEM = Table(
@@ -170,6 +195,14 @@ PARTS = {
     ),
     "input_audio": Table(
         "responses.input[].content[input_audio]", (_TYPE, Field.mapped("input_audio", mapping()), _MARK)
+    ),
+}
+# What one agent writes to another. At a vendor the model's own words are encrypted in between; here nothing is.
+AGENT_PARTS = {
+    "input_text": PARTS["input_text"],
+    "encrypted_content": Table(
+        "responses.input[agent_message].content[encrypted_content]",
+        (_TYPE, Field.mapped("encrypted_content", string(), reason="read as the text that a model here wrote")),
     ),
 }
 # In the parts of a reasoning item, and nowhere else.

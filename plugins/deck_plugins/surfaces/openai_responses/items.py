@@ -24,7 +24,17 @@ from deck.api import (
 )
 
 from .contents import Contents, read_thoughts
-from .item_fields import CALL, CUSTOM_CALL, CUSTOM_RESULT, ITEMS, MESSAGE, REASONING_ITEM, RESULT
+from .item_fields import (
+    AGENT_MESSAGE,
+    AGENT_PARTS,
+    CALL,
+    CUSTOM_CALL,
+    CUSTOM_RESULT,
+    ITEMS,
+    MESSAGE,
+    REASONING_ITEM,
+    RESULT,
+)
 from .names import upstream_name
 from .tools import ARGUMENT
 
@@ -61,6 +71,9 @@ class _Items:
         self._thoughts: list[tuple[str, Reasoning]] = []
         self._readers: dict[str, Callable[[dict[str, Any], str], None]] = {
             "message": self._message,
+            "agent_message": self._agent_message,
+            # Read before, with the tools of the top level.
+            "additional_tools": lambda item, path: None,
             "reasoning": self._reasoning,
             "function_call": self._call,
             "custom_tool_call": self._custom_call,
@@ -135,6 +148,14 @@ class _Items:
         else:
             self._flush()
             self._messages.append(Message(role, parts, path))
+
+    def _agent_message(self, item: dict[str, Any], path: str) -> None:
+        values = self._reader.read(AGENT_MESSAGE, item, path)
+        parts = self._contents.read(values.get("content"), f"{path}.content", AGENT_PARTS)
+        shown = f"{path}:agent_message>message"
+        self._reader.report.changed(path, "is read as a message of the user", shown=shown)
+        self._flush()
+        self._messages.append(Message("user", parts, path))
 
     def _reasoning(self, item: dict[str, Any], path: str) -> None:
         values = self._reader.read(REASONING_ITEM, item, path)

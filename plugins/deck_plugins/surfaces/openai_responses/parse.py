@@ -85,6 +85,8 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
             raise invalid(f"{name} is required", name, "missing_required_parameter")
     _read_settings(reader, fields)
     offered = read_tools(reader, fields)
+    if "parallel_tool_calls" in fields and not offered.tools:
+        report.ignored(fields.path("parallel_tool_calls"), "no tools are offered")
     logprobs = _logprobs(reader, fields, bool(offered.tools))
     merge, kwargs = reasoning.read_fields(reader, fields, options.template_kwargs, table=REASONING)
     output, text = read_output(reader, fields, has_tools=bool(offered.tools))
@@ -157,8 +159,6 @@ def _read_settings(reader: Reader, fields: Values) -> None:
         reader.read(CACHE_OPTIONS, fields.get("prompt_cache_options"), where)
     if fields.get("truncation") == "auto":
         reader.report.ignored(fields.path("truncation"), "an input that does not fit is refused, never shortened")
-    if "parallel_tool_calls" in fields and not fields.get("tools"):
-        reader.report.ignored(fields.path("parallel_tool_calls"), "no tools are offered")
     if fields.get("return_progress") and not stream:
         reader.report.ignored(fields.path("return_progress"), "only a stream shows progress")
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from deck.api import Reader, Tool, ToolChoice, Treatment, Values, invalid, out_of_range, wrong_type
 
+from .item_fields import ADDITIONAL_TOOLS
 from .names import TOP, Named, upstream_name
 from .tool_fields import CHOICE, CUSTOM, CUSTOM_FORMAT, FUNCTION, NAMESPACE, TOOLS
 
@@ -25,13 +26,18 @@ _ONE_STRING = {
 
 @dataclass(slots=True)
 class Offered:
-    """The tools of a request: for llama-server, for the client's answer, and what is what."""
+    """The tools of a request: for llama-server, for the client's answer, and what is what.
+
+    `may_repeat` lets a tool come again if it is the same.
+    """
 
     tools: list[Tool] = field(default_factory=list)
     named: dict[str, Named] = field(default_factory=dict)
     shown: list[dict[str, Any]] = field(default_factory=list)
+    may_repeat: bool = False
     choice: ToolChoice | None = None
     shown_choice: Any = "auto"
+    _told: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def add(self, tool: Tool, named: Named, path: str) -> None:
         """Offer one more.
@@ -39,6 +45,9 @@ class Offered:
         Raises:
             DeckError: another tool has its name at llama-server.
         """
+        told = (named, tool.description, tool.parameters)
+        if self.may_repeat and self._told.get(tool.name) == told:
+            return
         if tool.name in self.named:
             other = self.named[tool.name]
             if other.namespace == named.namespace:
@@ -48,6 +57,7 @@ class Offered:
                 f"{path}.name",
             )
         self.named[tool.name] = named
+        self._told[tool.name] = told
         self.tools.append(tool)
 
 
@@ -65,6 +75,7 @@ def read_tools(reader: Reader, fields: Values) -> Offered:
     for place, item in enumerate(fields.get("tools") or []):
         if shown := _read(reader, offered, item, f"{where}[{place}]", None):
             offered.shown.append(shown)
+    _read_additional(reader, offered, fields)
     if "tool_choice" in fields:
         value, where = fields.get("tool_choice"), fields.path("tool_choice")
         choice = _choice(reader, offered, value, where)
@@ -73,6 +84,22 @@ def read_tools(reader: Reader, fields: Values) -> Offered:
             raise invalid(f"{where}: a call is required but no tools are offered", where)
         offered.choice = choice if offered.tools else None
     return offered
+
+
+def _read_additional(reader: Reader, offered: Offered, fields: Values) -> None:
+    """Offer the tools that stand in the input, where agents repeat them with every request."""
+    sent, where = fields.get("input"), fields.path("input")
+    for place, item in enumerate(sent if isinstance(sent, list) else []):
+        if not isinstance(item, dict) or item.get("type") != "additional_tools":
+            continue
+        path = f"{where}[{place}]"
+        more = reader.read(ADDITIONAL_TOOLS, item, path)
+        if "tools" not in more:
+            raise invalid(f"{path}.tools is required", f"{path}.tools", "missing_required_parameter")
+        reader.report.changed(path, "its tools are offered from the beginning", shown=f"{path}>tools")
+        offered.may_repeat = True
+        for number, tool in enumerate(more.get("tools")):
+            _read(reader, offered, tool, f"{path}.tools[{number}]", None)
 
 
 def _read(reader: Reader, offered: Offered, item: Any, path: str, namespace: str | None) -> dict[str, Any] | None:
