@@ -196,7 +196,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
 def test_a_broken_stream_ends_in_error_and_a_failed_response(tmp_path: Path, case: Broken) -> None:
-    script = [Reply(steps=case.steps), say("Hello"), Reply(steps=case.steps), say("Hello")]
+    script = [Reply(steps=case.steps), say("Hello"), Reply(steps=case.steps)]
     with app(tmp_path, script) as running:
         if case.is_begun:
             found = streamed(running)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from deck.api import Audio, Image, Part, Reader, Text, Values, image_of_url, invalid, wrong_type
+from deck.api import Audio, Image, Part, Reader, Table, Text, Values, image_of_url, invalid, wrong_type
 
-from .item_fields import AUDIO, IMAGE, PARTS, THOUGHTS, Tables
+from .item_fields import AUDIO, IMAGE, PARTS, THOUGHTS
 
 _FILES = "files are not read here; send their text as input_text"
 
@@ -23,7 +24,7 @@ class Contents:
         self._reader = reader
         self._remote = remote
 
-    def read(self, content: Any, path: str, tables: Tables = PARTS) -> tuple[Part, ...]:
+    def read(self, content: Any, path: str, tables: Mapping[str, Table] = PARTS) -> tuple[Part, ...]:
         """Return the parts of a content, whose kinds stand in `tables`; null and empty texts are none.
 
         Raises:
@@ -38,7 +39,7 @@ class Contents:
         found = (self._part(item, f"{path}[{place}]", tables) for place, item in enumerate(content))
         return tuple(part for part in found if part is not None)
 
-    def _part(self, item: Any, path: str, tables: Tables) -> Part | None:
+    def _part(self, item: Any, path: str, tables: Mapping[str, Table]) -> Part | None:
         kind, part = _typed(self._reader, item, path, tables)
         match kind:
             case "input_image":
@@ -84,7 +85,7 @@ def read_thoughts(reader: Reader, items: list[Any], path: str) -> str:
     return "\n".join(text for part in found if (text := part.get("text")))
 
 
-def _typed(reader: Reader, item: Any, path: str, tables: Tables) -> tuple[str, Values]:
+def _typed(reader: Reader, item: Any, path: str, tables: Mapping[str, Table]) -> tuple[str, Values]:
     if not isinstance(item, dict):
         raise wrong_type(path, "an object with a type", item)
     kind = item.get("type")

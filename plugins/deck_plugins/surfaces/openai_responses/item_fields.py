@@ -5,13 +5,9 @@ Sources: the OpenAI SDK's parameter types and what agents send back of earlier a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from deck.api import Field, Table, anything, array, mapping, one_of, string
 
 from .fields import CACHE, REPLAY
-
-Tables = Mapping[str, Table]
 
 _BOOKKEEPING = "the client's own bookkeeping"
 _HOSTED = "it is the trace of a tool that ran at a vendor, which no model here can read; leave it out of the input"
