@@ -145,22 +145,12 @@ class Stage:
             async with asyncio.timeout(SECONDS):
                 yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and so has all that it started
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and so has all of its group
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-            for pid in at_home(self.home):  # Codex leaves daemons behind, in sessions of their own
+            for survivor in living_in(self.home):  # a daemon in a session of its own
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-
-def at_home(home: Path) -> list[int]:
-    """Return the processes that live in a home directory of a test: whoever started them, a client of that test did."""
-    mark, found = f"HOME={home}".encode(), []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
-            if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+                    os.kill(survivor, signal.SIGKILL)
 
 
 @dataclass
@@ -207,6 +197,16 @@ def needs(program: str) -> pytest.MarkDecorator:
 
 def profile(port: int) -> str:
     return PROFILE.format(model=MODEL, known=KNOWN, port=port)
+
+
+def living_in(home: Path) -> list[int]:
+    """Return the ids of the processes whose home this is, where the system tells."""
+    found, mark = [], f"HOME={home}".encode()
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has just ended, or is somebody else's
+            if mark in place.read_bytes().split(b"\0"):
+                found.append(int(place.parent.name))
+    return found
 
 
 def notes(exchange: Exchange, kind: str) -> list[str]:

@@ -51,6 +51,7 @@ enabled = false
 [features]
 plugins = false
 apps = false
+daemon_auto_start = false
 """
 
 
