@@ -242,3 +242,12 @@ def test_configuring_again_replaces_the_first(stream: io.StringIO) -> None:
     logging.getLogger("deck.test").debug("once")
     assert stream.getvalue() == ""
     assert second.getvalue().count("\n") == 1
+
+
+def test_what_was_found_in_a_models_text_is_in_the_line(stream: io.StringIO) -> None:
+    found = (("changed", "rescued_call"), ("changed", "leaked_thinking"), ("ignored", "metadata"))
+    logs.log_exchange(dataclasses.replace(RECORD, notes=found))
+    logs.log_exchange(RECORD)
+    first, second = stream.getvalue().splitlines()
+    assert pairs(first)["rescued"] == "2"
+    assert "rescued" not in pairs(second)

@@ -63,6 +63,7 @@ class Rescue:
     def __init__(self, syntaxes: Sequence[Syntax], request: ChatRequest, report: Report, seed: str) -> None:
         self._names = offered(request)
         self._schemas = {tool.name: tool.parameters for tool in request.tools}
+        self._takes_one = request.parallel_tool_calls is False
         self._notes = _Notes(report)
         self._seed = seed
         self._writer = PartWriter()
@@ -204,7 +205,12 @@ class Rescue:
             mark = match.text.lstrip()
             self._notes.stray(mark)
             return match.text.removesuffix(mark)
-        return match if any(call.name in self._names for call in match.found.calls) else match.text
+        return match if any(self._may_be(call) for call in match.found.calls) else match.text
+
+    def _may_be(self, call: WrittenCall) -> bool:
+        """Tell whether a call may be made: of a name that was offered, and the only one where no second is wanted."""
+        is_full = self._takes_one and bool(self._given or self._rescued)
+        return call.name in self._names and not is_full
 
     def _say(self, text: str) -> None:
         """Write text of the answer; blanks behind a call belong to its syntax."""
@@ -238,7 +244,7 @@ class Rescue:
         for call in match.found.calls:
             if not call.name:
                 self._notes.broken()
-            elif call.name not in self._names:
+            elif not self._may_be(call):
                 self._write(call.written, "text")
             else:
                 self._write_call(call, where)

@@ -31,11 +31,15 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Syntaxes, prepared: one pattern for all openers, and whose each opener is, the first of them first."""
+    """Syntaxes, prepared: a pattern of all openers, and whose each opener is, the first of them first.
+
+    `firsts` are the characters that openers begin with, `telling` these and the backtick.
+    """
 
     openers: re.Pattern[str]
     of_opener: dict[str, tuple[Syntax, ...]]
     firsts: re.Pattern[str]
+    telling: re.Pattern[str]
     longest: int
 
 
@@ -49,7 +53,11 @@ def rules_of(syntaxes: tuple[Syntax, ...]) -> Rules:
         for literal in literals
     }
     return Rules(
-        re.compile("|".join(map(re.escape, literals))), whose, re.compile(f"[{re.escape(firsts)}]"), len(literals[0])
+        openers=re.compile("|".join(map(re.escape, literals))),
+        of_opener=whose,
+        firsts=re.compile(f"[{re.escape(firsts)}]"),
+        telling=re.compile(f"[{re.escape(firsts)}`]"),
+        longest=len(literals[0]),
     )
 
 
@@ -81,6 +89,8 @@ class Scan:
         """Take more of the text; return what is settled."""
         if self._waits is None:
             self._held += text
+            if self._rules.telling.search(self._held) is None:
+                return self._plain()
             return self._pieces(is_end=False)
         # While a call is awaited, pieces are only gathered: it is read again when a closer has come.
         self._more.append(text)
@@ -91,6 +101,18 @@ class Scan:
             self._due = self._size + self._size // 256
             return []
         return self._pieces(is_end=False)
+
+    def _plain(self) -> list[str | Match]:
+        """Let go text in which no opener can begin and nothing is quoted, but for the blanks at its end."""
+        text = self._held.rstrip()
+        if not text:
+            return []
+        self._held = self._held[len(text) :]
+        self._is_fresh = False
+        self._close_ticks()
+        if self._inline and "\n" in text:
+            self._inline = 0
+        return [text]
 
     def end(self) -> list[str | Match]:
         """Return what is left of the text: it is over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartEnd, PartKind, PartStart, Progress, Start
@@ -22,6 +22,7 @@ class _TextFilter:
         self._logprobs: tuple[Mapping[str, Any], ...] = ()
         self._timings: Mapping[str, Any] | None = None
         self._is_noted = False
+        self._is_plain = False  # nothing more can be found in this text
 
     def feed(self, event: Event) -> Iterator[Event]:
         """Return what becomes of `event`."""
@@ -47,8 +48,8 @@ class _TextFilter:
     def _delta(self, event: PartDelta) -> None:
         if self._kind == "tool_call":
             self._writer.more_of_call(event.text, event.timings)
-        elif self._kind == "reasoning":
-            self._writer.text("reasoning", event.text, event.logprobs, event.timings)
+        elif self._kind == "reasoning" or (self._is_plain and not self._logprobs):
+            self._writer.pass_on(self._kind, event)
         else:
             self._logprobs += event.logprobs
             self._timings = event.timings or self._timings
@@ -277,7 +278,16 @@ def block_marks(openers: Mapping[str, PartKind], closers: Sequence[str]) -> Call
 
 def _kept(text: str, marks: Sequence[str]) -> int:
     """Return the length of the end of `text` that may be the beginning of a mark."""
-    most = min(max(map(len, marks)) - 1, len(text))
-    return next(
-        (size for size in range(most, 0, -1) if any(mark.startswith(text[len(text) - size :]) for mark in marks)), 0
-    )
+    firsts, longest = _beginnings(tuple(marks))
+    for found in firsts.finditer(text, max(0, len(text) - longest + 1)):
+        rest = text[found.start() :]
+        if any(mark.startswith(rest) for mark in marks):
+            return len(rest)
+    return 0
+
+
+@lru_cache(maxsize=64)
+def _beginnings(marks: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+    """Return a pattern of the first characters of marks, and the length of the longest."""
+    firsts = "".join(sorted({mark[0] for mark in marks}))
+    return re.compile(f"[{re.escape(firsts)}]"), max(map(len, marks))

@@ -61,6 +61,8 @@ def tell_tools(request: ChatRequest, facts: Facts, report: Report, telling: Tell
         report.changed(
             "tools", "the model's template shows no tools; they are told in the system turn", shown="tools>system"
         )
+        if request.tool_choice is not None and request.tool_choice.mode == "required":
+            report.ignored("tool_choice", "llama-server cannot require a call where the template shows no tools")
     if caps.get("supports_tool_calls") is False:
         messages = merge_turns(_written(messages, report, telling), report)
     return request if messages is request.messages else replace(request, messages=messages)

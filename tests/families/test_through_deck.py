@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from app_support import App, app
+from families_support import FAMILIES
 
+from deck.canon.events import Finish, FinishReason, Usage
 from deck.config import Config
+from deck.kit import OwnStops
 from deck.plugins import Plugins
 from deck.testing.fake_llama import Reply
 from deck.testing.frames import content, done, finish, reasoning, role, usage
@@ -127,3 +131,22 @@ def test_a_thinking_model_that_stops_behind_a_call_among_its_thoughts(tmp_path: 
         choice = answer.json()["choices"][0]
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["reasoning_content"].strip() == "I will read it."
+
+
+def test_a_familys_stop_string_reaches_llama_server_and_not_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with app(tmp_path, [scripted("Hi", 9), scripted("Hi", 9)]) as running:
+        family = replace(FAMILIES["generic"], own_stops=("<|user|>",))
+        monkeypatch.setattr(running.deck.plugins, "families", {**running.deck.plugins.families, "generic": family})
+        running.chat()
+        running.chat(json={"model": "m1", "messages": TURNS, "stop": ["END", "<|user|>"]})
+        assert [item["stop"] for item in running.upstream()] == [["<|user|>"], ["END", "<|user|>"]]
+
+
+def test_own_stops_are_hidden() -> None:
+    hidden = OwnStops({"<|user|>"})
+    for stop, shown in (("<|user|>", None), ("END", "END"), (None, None)):
+        [event] = hidden.feed(Finish(FinishReason.STOP, Usage(1, 1), stop))
+        assert isinstance(event, Finish)
+        assert event.stop_sequence == shown

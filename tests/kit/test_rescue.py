@@ -172,3 +172,11 @@ def test_answers_without_a_call_are_the_same_parts() -> None:
     events = run(said("Hello ", "there."))
     assert "".join(event.text for event in events if isinstance(event, PartDelta)) == "Hello there."
     assert events[-1] is DONE
+
+
+def test_a_second_call_stays_text_where_the_client_takes_one() -> None:
+    asked = replace(ASKED, parallel_tool_calls=False)
+    events = run(said(CALL, " and ", CALL), asked)
+    assert sum(isinstance(event, PartStart) and event.kind == "tool_call" for event in events) == 1
+    assert events[-2] == PartEnd(1)
+    assert CALL in "".join(event.text for event in events if isinstance(event, PartDelta))

@@ -26,7 +26,7 @@ FAMILY = kit.StandardFamily(
     syntaxes=(
         kit.CallMarks("<|tool_call>", "<tool_call|>", '<|"|>'),
         kit.CallMarks("<start_function_call>", "<end_function_call>", "<escape>"),
-        kit.PythonCalls("a tool_code fence", "```"),
+        kit.PythonCalls("```tool_code", "```"),
         kit.TaggedJson("<tool_call>", "</tool_call>"),
         kit.BareJson(),
         kit.PythonCalls("[", ""),
@@ -34,7 +34,7 @@ FAMILY = kit.StandardFamily(
     thinking=kit.think_tags(("<|channel>thought", "<channel|>"), ("<think>", "</think>")),
     switches=(kit.Switch(mark="enable_thinking"), kit.Switch(how="never")),
     strict_turns=("roles must alternate user/assistant",),
-    calls_as=("<|tool_call>call:name{…}<tool_call|>", "<start_function_call>…", "```tool_code", kit.BARE_JSON),
+    calls_as=("<|tool_call>call:name{…}<tool_call|>", "<start_function_call>…", "a tool_code fence", kit.BARE_JSON),
     thoughts_as=("<|channel>thought…<channel|>",),
     quirks=("turns alternate, where the template raises",),
 )

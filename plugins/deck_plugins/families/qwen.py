@@ -36,7 +36,7 @@ FAMILY = kit.StandardFamily(
         kit.Sampling(
             mark="enable_thinking",
             values={"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0},
-            source=f"{_CARD}/Qwen3-8B (thinking)",
+            source=f"{_CARD}/Qwen3-8B (thinking) and Qwen3.5-35B-A3B (thinking, precise coding)",
         ),
         kit.Sampling(
             mark="You are Qwen, created by Alibaba Cloud",
