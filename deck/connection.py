@@ -90,6 +90,8 @@ class Connection(asyncio.Protocol):
             self._timer = None
         if self._turn is not None:
             self._turn.leave()
+        self._turn = self._incoming = None
+        self._waiting.clear()
         self.resume_writing()
         self._transport.close()
         del self._parser  # it holds bound methods of this object

@@ -131,6 +131,7 @@ class Turn:
         """Return the body if all of it is here and none was read yet, else None."""
         if not self.is_whole or self.is_gone:
             return None
+        self._carrier.resume_reading()  # else nobody would see the client leave
         pieces, self._pieces = self._pieces, []
         self.size = 0
         self.has_news = False

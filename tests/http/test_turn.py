@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 from faults.support import bounded
+from http_wire import Wire
 from uvicorn.server import ServerState
 
 from deck.body import whole_body
@@ -18,32 +19,6 @@ from deck.http import by_name
 HEAD = b"POST /v1/x?q=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
 GET = b"GET /a%20b HTTP/1.1\r\nHost: x\r\n\r\n"
 App = Callable[[Any, Any, Any], Awaitable[None]]
-
-
-class Wire(asyncio.Transport):
-    """The client's side: keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.got = b""
-        self.is_closed = False
-        self.is_reading = True
-
-    def write(self, data: Any) -> None:
-        assert not self.is_closed, "something after the end"
-        self.got += bytes(data)
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def pause_reading(self) -> None:
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        self.is_reading = True
 
 
 async def settle() -> None:
@@ -178,6 +153,25 @@ async def test_the_short_cut_takes_a_whole_body_only() -> None:
     connection.data_received(HEAD + b"bod")
     await settle()
     assert seen[5:] == [None] * 5
+
+
+@bounded
+async def test_after_a_large_body_the_client_is_still_seen_to_leave() -> None:
+    told = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert not wire.is_reading
+        turn = scope["deck.turn"]
+        assert len(turn.take_whole()) == 100_000
+        turn.watch(lambda: told.append(True))
+        await asyncio.Event().wait()
+
+    connection, wire = connected(app)
+    connection.data_received(HEAD.replace(b"4", b"100000") + b"x" * 100_000)
+    await settle()
+    assert wire.is_reading
+    connection.connection_lost(None)
+    assert told == [True]
 
 
 @bounded

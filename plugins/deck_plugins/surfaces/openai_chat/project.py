@@ -42,7 +42,7 @@ class ChatProjector:
         if self._reply.service_tier:
             self._base["service_tier"] = "default"
         self._tail = ',"usage":null}\n\n' if self._reply.include_usage else "}\n\n"
-        self._set_prefix()
+        self._prefix = self._suffix = b""
         self._opened = False
         self._kind = "text"
         self._call = -1
@@ -79,13 +79,13 @@ class ChatProjector:
     def _start(self, event: Start) -> bytes:
         if event.fingerprint and not self._opened:
             self._base["system_fingerprint"] = event.fingerprint
-            self._set_prefix()
         return self._open()
 
     def _open(self) -> bytes:
         if self._opened:
             return b""
         self._opened = True
+        self._set_prefix()
         return self._frame(b'{"role":"assistant","content":""}')
 
     def _frame(self, delta: bytes) -> bytes:
