@@ -97,7 +97,7 @@ class Rescue:
                 yield self._finish(event)
                 return
             case Failed():
-                self._settle(None)
+                self._break()
                 yield from self._writer.taken()
                 yield event
                 return
@@ -147,10 +147,7 @@ class Rescue:
                 self._rescued.remove(call)
                 self._notes.twice(self._call[0])
                 return
-            start, deltas = held
-            self._writer.open_call(start.tool_id, start.tool_name)
-            for delta in deltas:
-                self._writer.more_of_call(delta.text, delta.timings)
+            self._open_held(*held)
         self._given.append(call)
         self._writer.close()
 
@@ -183,6 +180,26 @@ class Rescue:
         self._blank = ""
         self._writer.close()
         self._after_call = False
+
+    def _break(self) -> None:
+        """Let go what is held back of an answer that broke off; what is open stays open, being incomplete."""
+        if self._kind == "tool_call":
+            held, self._held_call = self._held_call, None
+            if held is not None:
+                self._open_held(*held)
+            return
+        was_over, self._is_over = self._is_over, True
+        self._finish_text(FinishReason.LENGTH)
+        self._break_off()
+        self._say(self._blank)
+        self._blank = ""
+        if was_over:
+            self._writer.close()
+
+    def _open_held(self, start: PartStart, deltas: Sequence[PartDelta]) -> None:
+        self._writer.open_call(start.tool_id, start.tool_name)
+        for delta in deltas:
+            self._writer.more_of_call(delta.text, delta.timings)
 
     def _take(self, pieces: Sequence[str | Match]) -> None:
         for piece in pieces:

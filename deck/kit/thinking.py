@@ -39,7 +39,13 @@ class _TextFilter:
                 if self._kind == "text":
                     self.end()
                 self._writer.close()
-            case Start() | Progress() | Finish() | Failed():
+            case Failed():
+                if self._kind == "text":
+                    self.end()  # what is open stays open, being incomplete
+                yield from self._writer.taken()
+                yield event
+                return
+            case Start() | Progress() | Finish():
                 yield from self._writer.taken()
                 yield event
                 return
