@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deck.api import DeckError, Parsed, ParseOptions, Report
+from deck.normalize.tools import note_schemas
 from deck.upstream.encode import encode_text
 from deck_plugins.surfaces.openai_completions import OpenAICompletions
 
@@ -21,6 +22,7 @@ def parse(request: dict[str, Any], *, lenient: bool = False) -> tuple[Parsed, Re
 def upstream(request: dict[str, Any], **options: Any) -> tuple[dict[str, Any], Report]:
     """Return what llama-server would get, and the report."""
     parsed, report = parse(request, **options)
+    note_schemas(parsed.request, report)
     return encode_text(parsed.request, context=4096), report
 
 

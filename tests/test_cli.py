@@ -14,7 +14,7 @@ import httpx
 import pytest
 from e2e.live import free_port, live_deck, until
 
-from deck import __version__, cli, serve
+from deck import __version__, cli, loading
 
 COMMANDS = [
     ["serve"],
@@ -40,7 +40,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     empty = tmp_path / "shipped"
     empty.mkdir()
-    monkeypatch.setattr(serve, "shipped_dir", lambda: empty)
+    monkeypatch.setattr(loading, "shipped_dir", lambda: empty)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
     monkeypatch.chdir(tmp_path)
     return
