@@ -286,8 +286,11 @@ def test_without_strict_only_a_broken_answer_is_listed(deck: App) -> None:
 
 def test_calls_are_checked_against_their_tools(deck: App) -> None:
     assert listed(asked(deck, 'call {"path": "a.md"}', tools=[strict_tool()])) == []
-    assert listed(asked(deck, "call {}", tools=[strict_tool()])) == ["tools[].function", "tools[].function.strict"]
-    assert listed(asked(deck, "call {}", tools=[strict_tool(strict=False)])) == ["tools[].function"]
+    assert listed(asked(deck, "call {}", tools=[strict_tool()])) == [
+        "tools[].function.parameters",
+        "tools[].function.strict",
+    ]
+    assert listed(asked(deck, "call {}", tools=[strict_tool(strict=False)])) == ["tools[].function.parameters"]
     assert listed(asked(deck, "hello", tools=[strict_tool()])) == ["tools[].function.strict"]
 
 
