@@ -74,7 +74,7 @@ class Stage:
         return path
 
     def posts(self, path: str) -> list[Exchange]:
-        """Return what the client posted to a path and was answered to the end."""
+        """Return what the client posted to a path."""
         return [item for item in self.tap.exchanges() if item.method == "POST" and item.path == path]
 
     def holds(self, path: str, count: int, check: Callable[[bytes], Any]) -> None:
@@ -121,7 +121,7 @@ class Stage:
 
     def answered(self, path: str, said: bytes) -> bool:
         """Tell whether all that was asked at a path is answered to the end, the last time with these words."""
-        posts = self.posts(path)
+        posts = [post for post in self.posts(path) if post.is_whole]
         return len(posts) == len(self.fake.chats) and any(said in post.answer for post in posts)
 
     @asynccontextmanager

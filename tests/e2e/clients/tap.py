@@ -12,7 +12,10 @@ import httptools
 
 @dataclass
 class Exchange:
-    """One request and its answer, as they stood on the wire."""
+    """One request and its answer, as they stood on the wire.
+
+    A client that has heard the end of a stream may leave before the end of its last chunk, which makes it no whole one.
+    """
 
     method: str
     target: str
@@ -21,6 +24,7 @@ class Exchange:
     status: int
     answer_headers: dict[str, str]
     answer: bytes
+    is_whole: bool
 
     @property
     def path(self) -> str:
@@ -38,6 +42,7 @@ class _Message:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     mark: str = ""
+    is_whole: bool = False
 
 
 class _Messages:
@@ -51,7 +56,7 @@ class _Messages:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # A client that asks for a WebSocket and is refused stays at HTTP.
-            self.on_message_complete()
+            self._now.is_whole = True
 
     def on_message_begin(self) -> None:
         self._now = _Message()
@@ -63,6 +68,7 @@ class _Messages:
         self._now.headers[name.decode().lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        self.found.append(self._now)
         is_request = isinstance(self._parser, httptools.HttpRequestParser)
         self._now.mark = self._parser.get_method().decode() if is_request else str(self._parser.get_status_code())
 
@@ -70,8 +76,7 @@ class _Messages:
         self._now.body += body
 
     def on_message_complete(self) -> None:
-        if not self.found or self.found[-1] is not self._now:
-            self.found.append(self._now)
+        self._now.is_whole = True
 
 
 class _Listener:
@@ -124,7 +129,7 @@ class Tap(_Listener):
         self._connections: list[tuple[bytearray, bytearray]] = []
 
     def exchanges(self) -> list[Exchange]:
-        """Return the exchanges whose answers have ended, those of one connection in a row."""
+        """Return the exchanges whose answers have begun, those of one connection in a row."""
         found = []
         for asked, answered in self._connections:
             requests = _Messages(bytes(asked), httptools.HttpRequestParser).found
@@ -139,6 +144,7 @@ class Tap(_Listener):
                         status=int(answer.mark),
                         answer_headers=answer.headers,
                         answer=answer.body,
+                        is_whole=answer.is_whole,
                     )
                 )
         return found
