@@ -104,10 +104,11 @@ class Scan:
 
     def _plain(self) -> list[str | Match]:
         """Let go text in which no opener can begin and nothing is quoted, but for the blanks at its end."""
-        text = self._held.rstrip()
-        if not text:
+        held = self._held
+        end = self._before_blanks(0, len(held))
+        if not end:
             return []
-        self._held = self._held[len(text) :]
+        text, self._held = held[:end], held[end:]
         self._is_fresh = False
         self._close_ticks()
         if self._inline and "\n" in text:
@@ -244,10 +245,17 @@ class Scan:
         return self._is_fenced or self._inline > 0
 
     def _before_blanks(self, begin: int, place: int) -> int:
-        """Return where the blanks before a place begin: between text and call they belong to the syntax."""
-        while place > begin and self._held[place - 1].isspace():
-            place -= 1
-        return place
+        """Return where the line breaks before a place begin: between text and call they belong to the syntax.
+
+        So do blanks at the start of an answer; others are text, and are not held back.
+        """
+        end = place
+        while end > begin and self._held[end - 1].isspace():
+            end -= 1
+        if self._is_fresh and end == begin:
+            return begin
+        found = self._held.find("\n", end, place)
+        return place if found < 0 else found
 
     def _take(self, pieces: list[str | Match], begin: int, end: int) -> None:
         if end > begin:

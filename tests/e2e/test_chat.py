@@ -224,19 +224,23 @@ def test_an_image_for_a_text_model_is_refused_naming_the_message(deck: LiveDeck)
     assert error["param"] == "messages[0].content"
 
 
+def test_a_grammar_that_cannot_be_read_names_the_clients_field(deck: LiveDeck) -> None:
+    assert post(deck, ask("Hello", grammar="root ::= ("), 400).json()["error"]["param"] == "grammar"
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "path"),
     [
-        ({"grammar": "root ::= ("}, "grammar"),
-        ({"json_schema": {"type": "strng"}}, "json_schema"),
+        ({"json_schema": {"type": "strng"}}, "json_schema.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strng"}}}},
-            "response_format",
+            "response_format.type",
         ),
     ],
 )
-def test_a_grammar_that_cannot_be_read_names_the_clients_field(deck: LiveDeck, fields: Any, param: str) -> None:
-    assert post(deck, ask("Hello", **fields), 400).json()["error"]["param"] == param
+def test_what_no_grammar_can_hold_is_let_go_and_listed(deck: LiveDeck, fields: Any, path: str) -> None:
+    answer = post(deck, ask("Hello", **fields))
+    assert path in answer.headers["x-athena-compatibility-ignored"]
 
 
 def test_capabilities_list_what_is_accepted(deck: LiveDeck) -> None:

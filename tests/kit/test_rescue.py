@@ -63,15 +63,15 @@ def test_each_call_leaves_a_note_and_an_id_of_its_own() -> None:
 
 
 def test_text_goes_on_behind_a_call() -> None:
-    events = run(said("a ", CALL, "\n\n", "b"))
+    events = run(said("a\n", CALL, "\n\n", "b"))
     texts = [event.text for event in events if isinstance(event, PartDelta)]
     assert texts == ["a", '{"path":"a"}', "b"]
     assert [event.kind for event in events if isinstance(event, PartStart)] == ["text", "tool_call", "text"]
 
 
-def test_a_failure_lets_go_what_was_held_back() -> None:
+def test_a_call_that_had_only_begun_when_it_failed_is_left_out() -> None:
     error = Failed(DeckError(ErrorKind.UPSTREAM, "gone"))
-    events = run([Start(), PartStart(0, "text"), PartDelta(0, "a <tool_call>{"), error])
+    events = run([Start(), PartStart(0, "text"), PartDelta(0, "a\n<tool_call>{"), error])
     assert events[-1] is error
     assert "".join(event.text for event in events if isinstance(event, PartDelta)) == "a"
 
@@ -92,7 +92,7 @@ def test_logprobs_of_text_that_was_held_back_come_with_it() -> None:
 def test_a_cut_call_is_left_out_and_noted() -> None:
     report = Report()
     cut = Finish(FinishReason.LENGTH, Usage(1, 1))
-    events = run([*said('Hm. <tool_call>{"name": "read_')[:-1], cut], report=report)
+    events = run([*said('Hm.\n<tool_call>{"name": "read_')[:-1], cut], report=report)
     assert [event.text for event in events if isinstance(event, PartDelta)] == ["Hm."]
     assert events[-1] == cut
     assert "the limit cut a call" in report.notes[0].detail

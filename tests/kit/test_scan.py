@@ -63,13 +63,14 @@ def test_calls_and_what_only_looks_like_them(text: str, shown: str) -> None:
 
 
 def test_text_is_not_held_back() -> None:
-    """Only what may be the beginning of a call waits, and the blanks before it."""
+    """Only what may be the beginning of a call waits, and the line breaks before it."""
     scan = Scan(rules_of((TAGGED,)))
     assert scan.more("Hello") == ["Hello"]
-    assert scan.more(" you\n") == [" you"]
-    assert scan.more("there <") == ["\nthere"]
-    assert scan.more("b> <tool") == [" <b>"]
-    assert scan.more("box>") == [" <toolbox>"]
+    assert scan.more(" you ") == [" you "]
+    assert scan.more("and\n") == ["and"]
+    assert scan.more("there <") == ["\nthere "]
+    assert scan.more("b> <tool") == ["<b> "]
+    assert scan.more("box>") == ["<toolbox>"]
     assert not scan.is_pending
 
 
@@ -82,9 +83,9 @@ def test_the_end_of_a_part_starts_anew() -> None:
 
 def test_a_call_that_is_cut_is_taken_back() -> None:
     scan = Scan(rules_of((TAGGED,)))
-    assert scan.more('Wait. <tool_call>{"na') == ["Wait."]
+    assert scan.more('Wait.\n<tool_call>{"na') == ["Wait."]
     assert scan.is_pending
-    assert scan.cut() == ' <tool_call>{"na'
+    assert scan.cut() == '\n<tool_call>{"na'
     assert scan.end() == []
 
 
@@ -141,7 +142,7 @@ def test_two_syntaxes_of_one_opener_are_tried_in_their_order() -> None:
 
 def test_marks_that_mean_nothing_are_found() -> None:
     [before, match] = scanned("done <end>", Stray("<end>"))
-    assert before == "done"
+    assert before == "done "
     assert isinstance(match, Match)
     assert match.found == Found((), 5)
-    assert match.text == " <end>"
+    assert match.text == "<end>"
