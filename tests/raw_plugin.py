@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from deck.api import ChatRequest, Event, Facts, Family, Filter, Profile, Report, Request, Step, hookimpl
+from deck.api import ChatRequest, Event, Facts, Family, Features, Filter, Profile, Report, Request, Step, hookimpl
 
 POINTS = (
     EntryPoint("openai_chat", "deck_plugins.surfaces.openai_chat", "deck"),
@@ -59,13 +59,23 @@ class Loud:
 
     name = "loud"
 
-    def defaults(self) -> Mapping[str, Any]:
+    @property
+    def features(self) -> Features:
+        return Features(title="Loud", source="a test")
+
+    def arguments(self) -> Sequence[str]:
+        return ()
+
+    def stops(self) -> Sequence[str]:
+        return ("LOUD",)
+
+    def defaults(self, facts: Facts) -> Mapping[str, Any]:
         return {"top_k": 99}
 
     def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:
         return replace(request, sampling={**request.sampling, "min_p": 0.99})
 
-    def filter(self, request: ChatRequest) -> Filter | None:
+    def filter(self, request: ChatRequest, report: Report, seed: str) -> Filter | None:
         return Louder()
 
 

@@ -165,9 +165,16 @@ def local(directory: Path, name: str, *arguments: str, **keys: Any) -> str:
 
 
 def remote(name: str, port: int, **keys: Any) -> str:
-    """Return the profile of a server at a port."""
+    """Return the profile of a server at a port; a call that cannot be used is not asked for again."""
     settings = {"url": f"http://127.0.0.1:{port}", **keys}
-    return "\n".join([f'id = "{name}"', "[server]", *(f"{key} = {json.dumps(item)}" for key, item in settings.items())])
+    return "\n".join(
+        [
+            f'id = "{name}"',
+            "retry_calls = false",
+            "[server]",
+            *(f"{key} = {json.dumps(item)}" for key, item in settings.items()),
+        ]
+    )
 
 
 def configured(tmp: Path, **keys: Any) -> tuple[str, str]:

@@ -276,7 +276,8 @@ def test_a_failure_after_it_is_an_error_event(tmp_path: Path, last: Step, error:
 
 def test_a_call_without_an_object_is_an_error_that_is_not_tried_again(tmp_path: Path) -> None:
     reply = Reply(steps=[role(), tool(0, "a1", "read_note", "[1]"), finish("tool_calls"), usage(5, 2), done()])
-    with in_turn(tmp_path, reply) as deck:
+    once = {"m1": 'id = "m1"\nretry_calls = false\n{server}'}
+    with app(tmp_path, [reply], profiles=once) as deck:
         answer = send(deck, json=body(tools=[TOOL]))
     assert "'read_note'" in messages_error_of(answer, 502)["message"]
     assert answer.headers["x-should-retry"] == "false"
