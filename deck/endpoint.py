@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -353,12 +353,10 @@ class _Serving:
             seed=self.exchange.seed,
             created=int(self.now),
             model=self.exchange.model,
-            sampling=self._sampling,
+            # Not a method of this object, which holds the projector that holds it.
+            sampling=partial(self.endpoint._pipeline.sampling, self.exchange),
             clock=time.time,
         )
-
-    def _sampling(self) -> Mapping[str, Any]:
-        return self.endpoint._pipeline.sampling(self.exchange)
 
     def _note_first(self, events: list[Event]) -> None:
         for event in events:

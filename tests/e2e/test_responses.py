@@ -224,16 +224,23 @@ def test_an_image_for_a_text_model_is_refused_naming_the_item(deck: LiveDeck) ->
     assert error["param"] == "input[0].content"
 
 
+def test_a_grammar_that_cannot_be_read_names_the_clients_field(deck: LiveDeck) -> None:
+    assert post(deck, ask("Hello", grammar="root ::= ("), 400).json()["error"]["param"] == "grammar"
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "path"),
     [
-        ({"grammar": "root ::= ("}, "grammar"),
-        ({"json_schema": {"type": "strng"}}, "json_schema"),
-        ({"text": {"format": {"type": "json_schema", "name": "r", "schema": {"type": "strng"}}}}, "text.format"),
+        ({"json_schema": {"type": "strng"}}, "json_schema.type"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "r", "schema": {"type": "strng"}}}},
+            "text.format.schema.type",
+        ),
     ],
 )
-def test_a_grammar_that_cannot_be_read_names_the_clients_field(deck: LiveDeck, fields: Any, param: str) -> None:
-    assert post(deck, ask("Hello", **fields), 400).json()["error"]["param"] == param
+def test_what_the_grammar_cannot_take_of_a_schema_is_listed(deck: LiveDeck, fields: Any, path: str) -> None:
+    answer = post(deck, ask("Hello", **fields))
+    assert path in answer.headers["x-athena-compatibility-ignored"].split(", ")
 
 
 @pytest.mark.parametrize(
