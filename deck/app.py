@@ -23,10 +23,10 @@ from deck.control import Control
 from deck.endpoint import Endpoint, error_headers
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
-from deck.kit.parts import RESCUES
 from deck.loading import StartError, load_catalog
 from deck.media import ImageFetcher
 from deck.metrics import Metrics
+from deck.normalize.repairs import REPAIRS
 from deck.pipeline import Pipeline
 from deck.plugins import Plugins
 from deck.profile import Profile, ProfileError
@@ -269,7 +269,7 @@ def _policy(config: Config) -> Policy:
 def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:
     fields = {field.name for item in plugins.surfaces.values() for table in item.tables.values() for field in table}
     models = [profile.id for profile in catalog.profiles]
-    return Metrics(models=models, surfaces=list(plugins.surfaces), known_fields=frozenset((*fields, *RESCUES)))
+    return Metrics(models=models, surfaces=list(plugins.surfaces), known_fields=frozenset((*fields, *REPAIRS)))
 
 
 def _wrong_method(method: str, path: str) -> DeckError:

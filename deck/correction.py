@@ -13,7 +13,6 @@ from deck.canon.request import ChatRequest, Message, Text, ToolCall, ToolChoice
 from deck.errors import DeckError, ErrorKind
 from deck.structured import Unchecked, fault
 
-FIELD = "corrective_retry"
 _NO_CALL = "Your answer was not in the form of a call of a tool"
 _MOST_NAMES = 40
 _LONGEST_SHOWN = 2000

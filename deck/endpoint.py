@@ -24,8 +24,9 @@ from deck.config import Config
 from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
+from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
-from deck.pipeline import Exchange, Pipeline
+from deck.pipeline import Exchange, Pipeline, note_cut
 from deck.reply import Reply
 from deck.scheduler.lanes import route_decide
 from deck.structured import check_answer
@@ -241,12 +242,7 @@ class _Serving:
         answer = await self._answered()
         self.finish = answer.finish
         for name in answer.cut_calls:
-            exchange.report.changed(
-                exchange.parsed.paths.get("max_tokens", "max_tokens"),
-                f"the limit cut the call of {name}; its beginning is text",
-                shown="tool_calls>content",
-                field="max_tokens",
-            )
+            note_cut(exchange, name, "its beginning is text", "tool_calls>content")
         if exchange.shaped is not None:
             check_answer(answer, exchange.shaped.request, exchange.report)
         await self.reply.json(200, self.surface.render(answer, exchange.parsed, self._head()))
@@ -284,12 +280,12 @@ class _Serving:
             second = None
         finally:
             exchange.parsed, exchange.report = parsed, report
-        report.changed("tools", f"asked once more: {said}", shown="tools>retried", field=correction.FIELD)
+        report.changed("tools", f"asked once more: {said}", shown="tools>retried", field=RETRIED_CALL)
         if second is None and first is None:
             assert error is not None
             raise error
         if second is None or correction.fault_of(second, request) is not None:
-            report.ignored("tools", "the model's call could not be used", field=correction.FIELD)
+            report.ignored("tools", "the model's call could not be used", field=RETRIED_CALL)
         answer = second if second is not None else first
         assert answer is not None
         usage = first.finish.usage if first is not None and second is not None else None

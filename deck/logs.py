@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TextIO
 
 from deck.contracts import ExchangeRecord
-from deck.kit.parts import RESCUES
+from deck.normalize.repairs import REPAIRS
 
 _REMOVED = "[redacted]"
 _SHORT = 100
@@ -199,7 +199,7 @@ class LineFormatter(logging.Formatter):
             f"{'' if completion is None else f' completion_tokens={completion}'}"
             f"{'' if cached is None else f' cached_tokens={cached}'}"
             f"{'' if finish is None else f' finish={self._shown(finish)}'}"
-            f" notes={len(record.notes)}\n"
+            f" notes={len(record.notes)}{_repaired(record) if record.notes else ''}\n"
         )
 
     def _holds_secret(self, text: str) -> bool:
@@ -230,6 +230,16 @@ class LineFormatter(logging.Formatter):
         return value if _BARE.fullmatch(value) else json.dumps(value)
 
 
+def _repaired(record: ExchangeRecord) -> str:
+    return "".join(f" {name}={count}" for name, count in _repairs(record).items())
+
+
+def _repairs(record: ExchangeRecord) -> dict[str, int]:
+    """Return how often something was done about what the model wrote, by what."""
+    found = [field for _, field in record.notes if field in REPAIRS]
+    return {name: found.count(name) for name in REPAIRS if name in found}
+
+
 def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
     """Return what is known of an exchange; what is not, is left out."""
     fields: dict[str, object] = {
@@ -249,7 +259,7 @@ def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
         "cached_tokens": record.cached_tokens,
         "finish": record.finish,
         "notes": len(record.notes),
-        "rescued": sum(field in RESCUES for _, field in record.notes) or None,
+        **_repairs(record),
     }
     return {name: value for name, value in fields.items() if value is not None}
 

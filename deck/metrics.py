@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from deck import __version__
 from deck.contracts import ExchangeRecord, ServerState
 from deck.errors import ErrorKind
-from deck.kit.parts import RESCUES
+from deck.normalize.repairs import REPAIRS
 from deck.normalize.report import NoteKind
 from deck.scheduler.lanes import Lane
 from deck.tally import Count, Counts, Spread, Spreads
@@ -94,7 +94,7 @@ class Metrics:
         self._load = self._spreads("deck_load_seconds", "Loads of a model.", _LOAD, "model")
         self._notes = self._counts("deck_request_notes", "Fields ignored or changed.", "surface", "kind", "field")
         self._routes = self._counts("deck_route_requests", "Exchanges by lane.", "surface", "lane")
-        self._rescues = self._counts("deck_rescues", "Calls and thoughts found in a model's text.", "model", "what")
+        self._repairs = self._counts("deck_repairs", "What was done about what models wrote.", "model", "what")
         self._failures = self._counts("deck_observer_failures", "Observers failed.", "observer")
         self._auth = self._counts("deck_auth_failures", "Requests without a valid token.").cell()
         build = Gauge("deck_build_info", "What runs.", ["version", "python"], registry=self._registry)
@@ -116,8 +116,8 @@ class Metrics:
 
     def _begin(self, model: str) -> None:
         self._directions(model)
-        for what in RESCUES:
-            self._rescues.cell(model, what)
+        for what in REPAIRS:
+            self._repairs.cell(model, what)
 
     def know(self, models: Iterable[str]) -> None:
         """Take the ids of a new catalog: models that are gone keep their counts."""
@@ -152,8 +152,8 @@ class Metrics:
         for sort, field in record.notes:
             note = (cells.surface, sort, field)
             (self._notes_of.get(note) or self._note(note)).value += 1
-            if field in RESCUES:
-                self._rescues.cell(record.model if record.model in self._models else OTHER, field).value += 1
+            if field in REPAIRS:
+                self._repairs.cell(record.model if record.model in self._models else OTHER, field).value += 1
         if record.outcome == _UNKNOWN:
             self._auth.value += 1
 

@@ -22,6 +22,7 @@ from deck.contracts import Facts, Family, Filter, Needs, Parsed, ParseOptions, S
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.media import ImageFetcher
 from deck.normalize.history import repair_history
+from deck.normalize.repairs import CUT_CALL
 from deck.normalize.report import Report
 from deck.normalize.tools import add_stops, note_schemas
 from deck.plugins import Plugins
@@ -285,6 +286,8 @@ class Pipeline:
                 await waiting
             if isinstance(events[-1], Failed):
                 return
+        if decoder.cut_call and exchange.parsed.request.stream:
+            note_cut(exchange, decoder.cut_call, "its beginning stands", "tool_calls")
         if not response.is_complete:
             await self._client.settle(response)
 
@@ -358,6 +361,13 @@ class Pipeline:
         except DeckError as error:
             _blame(error, shaped.request)
             raise
+
+
+def note_cut(exchange: Exchange, name: str, what: str, shown: str) -> None:
+    """Note that the token limit cut a call; the finish says so too, on the client's wire."""
+    paths = exchange.parsed.paths if exchange.parsed is not None else {}
+    message = f"the limit cut the call of {name}; {what}"
+    exchange.report.changed(paths.get("max_tokens", "max_tokens"), message, shown=shown, field=CUT_CALL)
 
 
 class _Thoughts:

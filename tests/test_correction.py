@@ -67,6 +67,12 @@ def calls(answer: httpx.Response) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
 
 
+def counted(running: App, what: str) -> int:
+    exposition = running.deck.metrics.exposition()[0].decode()
+    line = next(line for line in exposition.splitlines() if f'model="m1",what="{what}"' in line)
+    return int(float(line.rsplit(" ", 1)[1]))
+
+
 @pytest.mark.parametrize(
     ("first", "said"),
     [
@@ -173,7 +179,20 @@ def test_a_call_cut_by_the_limit_is_not_retried(played: tuple[App, Model]) -> No
     model.gives(Reply(steps=steps))
     answer = ask(running, max_tokens=5)
     assert message(answer)["content"] == 'read_note({"pa'
+    assert answer.headers[CHANGED] == "tool_calls>content"
     assert len(model.asked) == 1
+    before = counted(running, "cut_call")
+    model.gives(Reply(steps=steps))
+    assert ask(running, max_tokens=5, stream=True).text.endswith("data: [DONE]\n\n")
+    assert counted(running, "cut_call") == before + 1 == 2
+
+
+def test_what_was_asked_for_again_is_counted(played: tuple[App, Model]) -> None:
+    running, model = played
+    before = counted(running, "retried_call")
+    model.gives(UNKNOWN, GOOD)
+    ask(running)
+    assert counted(running, "retried_call") == before + 1
 
 
 @pytest.mark.parametrize("wire", ["messages", "responses"])

@@ -102,6 +102,7 @@ def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> No
         {"id": "req_hunter2canaryhunter2cana", "model": "", "principal": "", "status": 404, "stream": False},
         {"model": "hunter2canary", "prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
         {"outcome": "client gone", "duration": 0.00004, "queued": 1e-9, "notes": ()},
+        {"notes": (("changed", "rescued_call"), ("changed", "rescued_call"), ("changed", "cut_call"))},
     ],
 )
 def test_an_exchange_is_written_as_any_event_is(changes: dict[str, Any]) -> None:
@@ -249,5 +250,5 @@ def test_what_was_found_in_a_models_text_is_in_the_line(stream: io.StringIO) -> 
     logs.log_exchange(dataclasses.replace(RECORD, notes=found))
     logs.log_exchange(RECORD)
     first, second = stream.getvalue().splitlines()
-    assert pairs(first)["rescued"] == "2"
+    assert (pairs(first)["rescued_call"], pairs(first)["leaked_thinking"]) == ("1", "1")
     assert "rescued" not in pairs(second)

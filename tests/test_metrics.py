@@ -200,10 +200,10 @@ def test_the_snapshot_tells_the_same_to_people(metrics: Metrics, clock: Clock) -
 
 
 def test_what_was_found_in_a_models_text_is_counted_by_model(metrics: Metrics) -> None:
-    assert value(metrics, "deck_rescues_total", model="demo", what="rescued_call") == 0
+    assert value(metrics, "deck_repairs_total", model="demo", what="rescued_call") == 0
     notes = (("changed", "rescued_call"), ("changed", "rescued_call"), ("changed", "leaked_thinking"))
     metrics.observe(record(notes=notes))
     metrics.observe(record(notes=notes, model="unknown"))
-    assert value(metrics, "deck_rescues_total", model="demo", what="rescued_call") == 2
-    assert value(metrics, "deck_rescues_total", model="demo", what="leaked_thinking") == 1
-    assert value(metrics, "deck_rescues_total", model="other", what="rescued_call") == 2
+    assert value(metrics, "deck_repairs_total", model="demo", what="rescued_call") == 2
+    assert value(metrics, "deck_repairs_total", model="demo", what="leaked_thinking") == 1
+    assert value(metrics, "deck_repairs_total", model="other", what="rescued_call") == 2

@@ -7,10 +7,6 @@ from typing import Any
 
 from deck.canon.events import Event, PartDelta, PartEnd, PartKind, PartStart
 
-# What a note's field is, by what was found in a model's text.
-RESCUED_CALL, LEAKED_THINKING = "rescued_call", "leaked_thinking"
-RESCUES = (RESCUED_CALL, LEAKED_THINKING)
-
 
 class PartWriter:
     """Collects the events of the parts that a filter lets out; their indices count from 0 without a gap."""

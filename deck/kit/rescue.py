@@ -22,10 +22,11 @@ from deck.canon.events import (
     Start,
 )
 from deck.canon.request import ChatRequest
-from deck.kit.parts import RESCUED_CALL, PartWriter
+from deck.kit.parts import PartWriter
 from deck.kit.scan import Match, Scan, rules_of
 from deck.kit.syntax import Syntax, WrittenCall, same_call, typed
 from deck.normalize.ids import digest9
+from deck.normalize.repairs import RESCUED_CALL
 from deck.normalize.report import Report
 
 _CUT = (FinishReason.LENGTH, FinishReason.CONTEXT)

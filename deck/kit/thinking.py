@@ -8,7 +8,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartEnd, PartKind, PartStart, Progress, Start
-from deck.kit.parts import LEAKED_THINKING, PartWriter
+from deck.kit.parts import PartWriter
+from deck.normalize.repairs import LEAKED_THINKING
 from deck.normalize.report import Report
 
 

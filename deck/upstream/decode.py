@@ -64,6 +64,11 @@ class Decoder:
         self._latest = ""
         self._in_vain = 0
 
+    @property
+    def cut_call(self) -> str:
+        """The name of the call that a token limit cut, "" if none was."""
+        return self._calls.cut if self._calls is not None else ""
+
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that `chunk` completes."""
         if self.finished:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deck import json
+from deck.canon.answer import is_json_object
 from deck.errors import DeckError, ErrorKind
 from deck.normalize.ids import digest9
 from deck.upstream.parts import Parts
@@ -39,6 +40,8 @@ class ToolCalls:
     Args:
         seed: makes the ids of this answer's calls.
         parts: where they go.
+
+    `count` is how many were written, `cut` the name of the one that a token limit cut, if one was.
     """
 
     def __init__(self, seed: str, parts: Parts) -> None:
@@ -49,6 +52,7 @@ class ToolCalls:
         self._waiting: deque[_Call] = deque()
         self._open: _Call | None = None
         self.count = 0
+        self.cut = ""
 
     def feed(self, entry: Mapping[str, Any]) -> None:
         """Take one member of a delta's `tool_calls`.
@@ -78,6 +82,8 @@ class ToolCalls:
         if call is None:
             return
         call.is_closed = True
+        if is_cut and not is_json_object(call.arguments):
+            self.cut = call.name
         if not is_cut and not call.arguments.strip():
             call.fragments.append("{}")
             self._parts.delta("{}")

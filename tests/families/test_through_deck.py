@@ -93,7 +93,7 @@ def test_a_call_in_the_text_reaches_every_client_as_a_call(tmp_path: Path, famil
                 said
             )
         metrics = running.send("GET", "/metrics").text
-        assert 'deck_rescues_total{model="leaky",what="rescued_call"} 4.0' in metrics
+        assert 'deck_repairs_total{model="leaky",what="rescued_call"} 4.0' in metrics
 
 
 def test_the_note_stands_beside_a_buffered_answer(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_leaked_thoughts_are_counted(tmp_path: Path) -> None:
         message = running.chat().json()["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("hm", "Hi")
         metrics = running.send("GET", "/metrics").text
-        assert 'deck_rescues_total{model="m1",what="leaked_thinking"} 1.0' in metrics
+        assert 'deck_repairs_total{model="m1",what="leaked_thinking"} 1.0' in metrics
         assert 'field="leaked_thinking",kind="changed",surface="chat"' in metrics
 
 
