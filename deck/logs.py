@@ -199,7 +199,7 @@ class LineFormatter(logging.Formatter):
             f"{'' if completion is None else f' completion_tokens={completion}'}"
             f"{'' if cached is None else f' cached_tokens={cached}'}"
             f"{'' if finish is None else f' finish={self._shown(finish)}'}"
-            f" notes={len(record.notes)}\n"
+            f" notes={len(record.notes)}{_rescued(record) if record.notes else ''}\n"
         )
 
     def _holds_secret(self, text: str) -> bool:
@@ -228,6 +228,11 @@ class LineFormatter(logging.Formatter):
             value = value.replace(secret, _REMOVED)
         value = redact(value)
         return value if _BARE.fullmatch(value) else json.dumps(value)
+
+
+def _rescued(record: ExchangeRecord) -> str:
+    found = sum(field in RESCUES for _, field in record.notes)
+    return f" rescued={found}" if found else ""
 
 
 def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
