@@ -217,6 +217,7 @@ async def test_b116_each_piece_is_forwarded_before_the_next_exists(rig: Rig) -> 
     for gate, word in zip(gates, words, strict=True):
         steps += [gate, content(word)]
     request = body(model="remote", stream=True, tools=TOOLS)
+    gates[0].set()  # the first event waits for what it can say of the prompt
     async with (
         rig.fake(Reply(steps=[*steps, finish(), *END])),
         rig.client() as client,
