@@ -10,6 +10,7 @@ from deck.kit.syntax import Grammar, WrittenCall, bare_name, call_of, unframed
 
 _NAME = r"[\w.:/-]{1,128}"
 _NAMED = re.compile(_NAME)
+_INVOKED = re.compile(rf'\s+name="({_NAME})"\s*')
 
 
 class TaggedFunction(Grammar):
@@ -117,7 +118,7 @@ class Invokes(Grammar):
         self._prefix = prefix
         self._begin = re.compile(rf"{before}<{mark}(?:{'|'.join(map(re.escape, outer))})>")
         self._end = re.compile(rf"{before}</{mark}(?:{'|'.join(map(re.escape, outer))})>")
-        self._invoke = re.compile(rf'{before}<{mark}invoke\s+name="({_NAME})"\s*>')
+        self._invoke = re.compile(rf"{before}<{mark}invoke((?:\s[^>]{{0,400}})?)>")
         self._done = re.compile(rf"{before}</{mark}invoke>")
         self._parameter = re.compile(
             rf'{before}<{mark}parameter\s+name="([^"]{{1,256}})"(?:\s+string="(true|false)")?\s*>(.*?){before}</{mark}'
@@ -168,9 +169,10 @@ class Invokes(Grammar):
         body = cursor.text[opened.end() : closed.start() if closed else len(cursor.text)]
         cursor.at = closed.end() if closed else len(cursor.text)
         values = self._values(body)
-        if values is None:
+        named = _INVOKED.fullmatch(opened[1])
+        if values is None or named is None:
             return WrittenCall("", "{}", cursor.since(begin))
-        return WrittenCall(bare_name(opened[1]), values, cursor.since(begin))
+        return WrittenCall(bare_name(named[1]), values, cursor.since(begin))
 
     def _values(self, body: str) -> dict[str, str] | None:
         """Return the parameters of an invocation; None = something else stands among them."""
