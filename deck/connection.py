@@ -160,6 +160,7 @@ class Connection(asyncio.Protocol):
             is_head=method == "HEAD",
             keep_alive=version != "1.0" and parser.should_keep_alive(),
             expects_continue=self._expects_continue,
+            takes_chunks=version != "1.0",
         )
         scope: Scope = {
             "type": "http",

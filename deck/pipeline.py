@@ -14,11 +14,13 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from deck import json, kit
-from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
+from deck.answer_tool import AnswerText, with_answer_tool
+from deck.canon.events import Event, Failed
 from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
 from deck.canon.value import value
 from deck.catalog import Catalog
 from deck.contracts import Facts, Family, Filter, Needs, Parsed, ParseOptions, Server, ServerState, Surface
+from deck.counting import ThoughtCounter, estimate
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.media import ImageFetcher
 from deck.normalize.history import repair_history
@@ -39,7 +41,6 @@ _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _SCHEMA = re.compile(r"json[_ ]schema", re.IGNORECASE)
 _TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
-_MEDIUM = 1024
 Taker = Callable[[list[Event]], Awaitable[None] | None]
 _Result = TypeVar("_Result")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
@@ -70,13 +71,17 @@ class Exchange:
 
 @value(frozen=True, slots=True)
 class Shaped:
-    """A request ready to be sent, after steps and family: its upstream route and body. Raw prompts have no family."""
+    """A request ready to be sent, after steps and family: its upstream route and body. Raw prompts have no family.
+
+    `answer_tool` names the tool that stands for the form of the answer, if one does.
+    """
 
     request: Request
     family: Family | None
     why: str
     route: str
     body: dict[str, Any]
+    answer_tool: str = ""
 
     def decoder(self, seed: str, profile: Profile) -> Decoder:
         """Return the decoder for the answer to it."""
@@ -189,10 +194,14 @@ class Pipeline:
         request = self._step(request, profile, report)
         request = add_stops(repair_history(request, report), family.stops())
         note_schemas(request, report)
+        output = request.output
+        request, answer_tool = with_answer_tool(request, report)
         request = _plugin(family.name, family.adapt, request, facts, report)
         _check_measured(request, facts)
         body = encode(request, context=facts.context or profile.server.ctx_size)
-        return Shaped(request, family, why, CHAT, body | _asked(exchange.parsed.needs))
+        if answer_tool:
+            request = replace(request, output=output)  # which the answer is held against
+        return Shaped(request, family, why, CHAT, body | _asked(exchange.parsed.needs), answer_tool)
 
     def _shape_text(self, exchange: Exchange, request: TextRequest, facts: Facts) -> Shaped:
         assert exchange.parsed is not None
@@ -260,7 +269,7 @@ class Pipeline:
         assert exchange.parsed is not None
         decoder = shaped.decoder(exchange.seed, exchange.profile)
         filtered = _filter_of(shaped, exchange)
-        thoughts = _Thoughts() if exchange.parsed.needs.reasoning_tokens else None
+        thoughts = ThoughtCounter() if exchange.parsed.needs.reasoning_tokens else None
         has_begun = False
         while not decoder.finished:
             try:
@@ -286,7 +295,7 @@ class Pipeline:
                 await waiting
             if isinstance(events[-1], Failed):
                 return
-        if decoder.cut_call and exchange.parsed.request.stream:
+        if decoder.cut_call and exchange.parsed.request.stream and decoder.cut_call != shaped.answer_tool:
             note_cut(exchange, decoder.cut_call, "its beginning stands", "tool_calls")
         if not response.is_complete:
             await self._client.settle(response)
@@ -370,54 +379,6 @@ def note_cut(exchange: Exchange, name: str, what: str, shown: str) -> None:
     exchange.report.changed(paths.get("max_tokens", "max_tokens"), message, shown=shown, field=CUT_CALL)
 
 
-class _Thoughts:
-    """Counts the tokens of what was thought, where llama-server does not, just before the end of the answer."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._is_open = False
-
-    async def count(self, events: list[Event], client: UpstreamClient, server: Server, report: Report) -> list[Event]:
-        for place, event in enumerate(events):
-            if isinstance(event, PartStart):
-                self._is_open = event.kind == "reasoning"
-            elif isinstance(event, PartDelta) and self._is_open:
-                self._text.append(event.text)
-            elif isinstance(event, Finish) and event.usage.reasoning is None:
-                usage = replace(event.usage, reasoning=await self._tokens(client, server, report))
-                return [*events[:place], replace(event, usage=usage), *events[place + 1 :]]
-        return events
-
-    async def _tokens(self, client: UpstreamClient, server: Server, report: Report) -> int | None:
-        if not self._text:
-            return 0
-        try:
-            return await client.count_text(server, "".join(self._text))
-        except DeckError as error:
-            report.ignored("usage.reasoning_tokens", f"not counted: {error.message}", field="other")
-            return None
-
-
-def estimate(body: Mapping[str, Any]) -> int:
-    """Return roughly how many tokens a body's prompt takes: a token for each four bytes of what the model reads.
-
-    A prompt of token ids is counted; a picture or a sound counts as `_MEDIUM` tokens, whatever its bytes.
-    """
-    prompt = body.get("prompt")
-    if isinstance(prompt, list):
-        return len(prompt)
-    read = [body[name] for name in ("messages", "tools", "prompt") if name in body]
-    media = [part for message in body.get("messages", ()) for part in _media(message)]
-    size = sum(len(json.dumps(item)) for item in read) - sum(len(json.dumps(part)) for part in media)
-    return 1 + size // 4 + _MEDIUM * len(media)
-
-
-def _media(message: Mapping[str, Any]) -> list[Any]:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else ()
-    return [part for part in parts if part.get("type") in ("image_url", "input_audio")]
-
-
 def _asked(needs: Needs) -> dict[str, Any]:
     """Return the members of an upstream body that ask for what a surface's answer needs."""
     body: dict[str, Any] = {}
@@ -440,10 +401,14 @@ def _budget(request: Request, profile: Profile) -> int | None:
 
 
 def _filter_of(shaped: Shaped, exchange: Exchange) -> Filter | None:
-    family = shaped.family
-    if family is None or not isinstance(shaped.request, ChatRequest):
+    family, request = shaped.family, shaped.request
+    if family is None or not isinstance(request, ChatRequest):
         return None
-    found = _plugin(family.name, family.filter, shaped.request, exchange.report, exchange.seed)
+    if shaped.answer_tool:
+        request = replace(request, output=None)
+    found: Filter | None = _plugin(family.name, family.filter, request, exchange.report, exchange.seed)
+    if shaped.answer_tool:
+        found = kit.chain((found, AnswerText(shaped.answer_tool, exchange.report)))
     assert exchange.parsed is not None
     own = frozenset(family.stops()).difference(exchange.parsed.request.sampling.get("stop") or ())
     return kit.chain((found, kit.OwnStops(own))) if own else found

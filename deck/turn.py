@@ -57,12 +57,14 @@ class Carrier(Protocol):
 class Turn:
     """A request that is being received and answered; its connection alone fills it.
 
-    `size` is how many bytes of the body wait to be read, `task` the one that answers.
+    `size` is how many bytes of the body wait to be read, `task` the one that answers. A client of HTTP/1.0 takes no
+    chunks: its stream ends with the connection.
     """
 
     __slots__ = (
         "_carrier",
         "_chunked",
+        "_is_framed",
         "_left",
         "_pieces",
         "_waiter",
@@ -76,12 +78,16 @@ class Turn:
         "keep_alive",
         "on_gone",
         "size",
+        "takes_chunks",
         "task",
     )
 
-    def __init__(self, carrier: Carrier, *, is_head: bool, keep_alive: bool, expects_continue: bool) -> None:
+    def __init__(
+        self, carrier: Carrier, *, is_head: bool, keep_alive: bool, expects_continue: bool, takes_chunks: bool = True
+    ) -> None:
         self._carrier = carrier
         self.keep_alive = keep_alive
+        self.takes_chunks = takes_chunks
         self.expects_continue = expects_continue
         self.is_head = is_head
         self.is_whole = False
@@ -94,7 +100,7 @@ class Turn:
         self._pieces: list[bytes] = []
         self.size = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._chunked = False
+        self._chunked = self._is_framed = False
         self._left = 0
 
     # What the connection tells.
@@ -155,18 +161,23 @@ class Turn:
         """Begin a stream with its first bytes."""
         if not self.is_gone:
             head = self._head(status, headers)
-            self.has_begun = self._chunked = True
-            self._carrier.write(b"%btransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (head[:-2], len(data), data))
+            self.has_begun = True
+            self._chunked = self.takes_chunks
+            if self._chunked:
+                head = b"%btransfer-encoding: chunked\r\n\r\n%x\r\n" % (head[:-2], len(data))
+                data = b"%b\r\n" % data
+            self._carrier.write(head + data)
 
     def write(self, data: bytes) -> None:
         """Send more of a stream."""
         if not self.is_gone:
-            self._carrier.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._carrier.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def finish(self) -> None:
         """End a stream."""
         if not self.is_gone:
-            self._carrier.write(b"0\r\n\r\n")
+            if self._chunked:
+                self._carrier.write(b"0\r\n\r\n")
             self._complete()
 
     @property
@@ -278,7 +289,8 @@ class Turn:
                 case b"connection" if value.lower() == b"close":
                     self.keep_alive = False
         headers = [header for header in headers if header[0].lower() != b"connection"]
-        self._chunked = not is_framed and not self.is_head and status not in _BODILESS
+        self._is_framed = is_framed
+        self._chunked = self.takes_chunks and not is_framed and not self.is_head and status not in _BODILESS
         if self._chunked:
             headers.append((b"transfer-encoding", b"chunked"))
         head = self._head(status, headers)
@@ -291,6 +303,8 @@ class Turn:
                 self._carrier.write(b"%x\r\n%b\r\n" % (len(body), body))
             if is_last:
                 self._carrier.write(b"0\r\n\r\n")
+        elif not self.is_head and not self._is_framed:
+            self._carrier.write(body)
         elif not self.is_head:
             self._left -= len(body)
             if self._left < 0 or (is_last and self._left):

@@ -14,7 +14,7 @@ from engine_support import ROOT, needs_engine
 from faults.support import local
 from needy_surface import POINTS
 
-from deck.pipeline import estimate
+from deck.counting import estimate
 from deck.testing.fake_llama import Received, say
 
 COUNTER = "/v1/chat/completions/input_tokens"

@@ -134,8 +134,9 @@ class StandardFamily:
         )
 
     def filter(self, request: ChatRequest, report: Report, seed: str) -> Filter | None:
-        """Return the filters of thoughts and of calls, one behind the other."""
-        thoughts = self.thinking(report) if self.thinking is not None else None
+        """Return the filters of thoughts and of calls, one behind the other; raw text keeps its thoughts."""
+        wants_raw = request.extra.get("reasoning_format") == "none"
+        thoughts = self.thinking(report) if self.thinking is not None and not wants_raw else None
         calls = rescue_of(self.syntaxes, request, report, seed)
         return chain((calls, thoughts) if self.syntaxes_first else (thoughts, calls))
 

@@ -206,6 +206,10 @@ def read_fields(
     if merge.value("exclude") and fields.get("reasoning_format") == "none":
         where = fields.path("reasoning_format")
         raise invalid(f"{where}: 'none' leaves thoughts in the text, where they cannot be excluded", where)
+    if fields.get("reasoning_format") == "deepseek-legacy":
+        where = fields.path("reasoning_format")
+        why = "thoughts stay in the text only where llama-server does not stream, and Deck always has it stream"
+        reader.report.changed(where, why, shown=f"{where}=deepseek-legacy>deepseek")
     if "reasoning_budget_message" in fields and merge.value("budget") is None:
         reader.report.ignored(fields.path("reasoning_budget_message"), "it needs a reasoning budget")
     return merge, kwargs

@@ -357,3 +357,26 @@ async def test_a_client_that_wants_no_more_is_let_go(head: bytes) -> None:
     await settle()
     assert wire.is_closed
     assert b"connection: close\r\n" in wire.got
+
+
+@bounded
+@pytest.mark.parametrize("is_asgi", [True, False])
+async def test_a_client_of_http_1_0_takes_no_chunks(is_asgi: bool) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if not is_asgi:
+            turn = scope["deck.turn"]
+            turn.start(200, [(b"x-a", b"1")], b"one ")
+            turn.write(b"two ")
+            turn.write(b"three")
+            turn.finish()
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"1")]})
+        for body in (b"one ", b"two "):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"three"})
+
+    connection, wire = connected(app)
+    connection.data_received(GET.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    await settle()
+    assert wire.got == b"HTTP/1.1 200 OK\r\nx-a: 1\r\nconnection: close\r\n\r\none two three"
+    assert wire.is_closed

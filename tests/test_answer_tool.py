@@ -1,0 +1,151 @@
+"""Tools and a form for the answer at once: what is sent, and what becomes of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_support import app
+
+from deck.answer_tool import AnswerText, with_answer_tool
+from deck.canon.events import Event, Finish, FinishReason, PartDelta, PartEnd, PartStart, Start, Usage
+from deck.canon.grammar import GrammarChecker
+from deck.canon.request import ChatRequest, Output, Tool, ToolChoice
+from deck.normalize.report import Report
+from deck.testing.fake_llama import Reply
+from deck.testing.frames import done, finish, role, tool, usage
+
+FORM = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+OBJECT, SCHEMA = Output("json_object"), Output("json_schema", FORM, "form")
+CHANGED, IGNORED = "x-athena-compatibility-changed", "x-athena-compatibility-ignored"
+
+
+def request(output: Output | None, choice: ToolChoice | None = None, names: tuple[str, ...] = ("now",)) -> ChatRequest:
+    return ChatRequest(model="m1", messages=(), tools=tuple(map(Tool, names)), tool_choice=choice, output=output)
+
+
+@pytest.mark.parametrize("output", [OBJECT, SCHEMA])
+@pytest.mark.parametrize("choice", [None, ToolChoice("auto"), ToolChoice("auto", ("now",))])
+def test_the_form_is_one_more_tool(output: Output, choice: ToolChoice | None) -> None:
+    report = Report()
+    sent, name = with_answer_tool(request(output, choice), report)
+    assert name == "answer"
+    assert [item.name for item in sent.tools] == ["now", "answer"]
+    assert sent.tools[1].parameters == (output.schema or {"type": "object"})
+    assert sent.output is None
+    assert sent.tool_choice == ToolChoice("required", ("now", "answer") if choice and choice.names else None)
+    assert report.headers() == [("X-Athena-Compatibility-Changed", "response_format>tools")]
+
+
+def test_its_name_is_its_own() -> None:
+    sent, name = with_answer_tool(request(OBJECT, names=("answer", "answer_2")), Report())
+    assert name == "answer_3" == sent.tools[-1].name
+
+
+@pytest.mark.parametrize("names", [None, ("now",)])
+def test_a_demanded_call_leaves_the_form_out(names: tuple[str, ...] | None) -> None:
+    report, choice = Report(), ToolChoice("required", names)
+    sent, name = with_answer_tool(request(SCHEMA, choice), report)
+    assert (sent.output, sent.tool_choice, name) == (None, choice, "")
+    assert report.headers() == [("X-Athena-Compatibility-Changed", "response_format>tool_choice")]
+
+
+@pytest.mark.parametrize("schema", [{"type": "array"}, {"anyOf": [{"type": "object"}]}, {}])
+def test_a_form_that_no_tool_can_have_is_reported(schema: dict[str, Any]) -> None:
+    report, asked = Report(), request(Output("json_schema", schema, "form"))
+    assert with_answer_tool(asked, report) == (asked, "")
+    assert report.headers() == [("X-Athena-Compatibility-Ignored", "tools")]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [request(None), request(Output("grammar", grammar="root ::= [a]")), request(SCHEMA, ToolChoice("none"))],
+    ids=["no form", "a grammar", "no calls"],
+)
+def test_nothing_is_changed_without_both(asked: ChatRequest) -> None:
+    report = Report()
+    assert with_answer_tool(asked, report) == (asked, "")
+    assert not report.notes
+
+
+def called(index: int, name: str, text: str = '{"x":1}') -> Iterator[Event]:
+    yield PartStart(index, "tool_call", f"id{index}", name)
+    yield PartDelta(index, text)
+    yield PartEnd(index)
+
+
+def filtered(*parts: Iterator[Event], reason: FinishReason = FinishReason.TOOL_CALLS) -> tuple[list[Event], Report]:
+    report, checker = Report(), GrammarChecker()
+    answer, made = AnswerText("answer", report), list[Event]()
+    for event in (Start(), *(event for part in parts for event in part), Finish(reason, Usage(1, 1))):
+        for item in answer.feed(event):
+            checker.feed(item)
+            made.append(item)
+    assert checker.is_complete
+    return made[1:], report
+
+
+def test_an_answer_is_text() -> None:
+    made, report = filtered(called(0, "answer"))
+    assert made == [
+        PartStart(0, "text"),
+        PartDelta(0, '{"x":1}'),
+        PartEnd(0),
+        Finish(FinishReason.STOP, Usage(1, 1)),
+    ]
+    assert not report.notes
+
+
+def test_a_call_beside_it_stays_one() -> None:
+    made, _ = filtered(called(0, "now", "{}"), called(1, "answer"))
+    assert [item.kind for item in made if isinstance(item, PartStart)] == ["tool_call", "text"]
+    assert made[-1] == Finish(FinishReason.TOOL_CALLS, Usage(1, 1))
+
+
+def test_a_second_answer_is_left_out_with_a_note() -> None:
+    made, report = filtered(called(0, "answer"), called(1, "answer"), called(2, "now", "{}"))
+    assert [(item.index, item.kind) for item in made if isinstance(item, PartStart)] == [(0, "text"), (1, "tool_call")]
+    assert [item.index for item in made if isinstance(item, PartEnd)] == [0, 1]
+    assert [note.shown for note in report.notes] == ["text>out"]
+
+
+def test_a_cut_answer_ends_by_the_limit() -> None:
+    made, _ = filtered(called(0, "answer", '{"x'), reason=FinishReason.LENGTH)
+    assert made[-1] == Finish(FinishReason.LENGTH, Usage(1, 1))
+
+
+BODY = {
+    "model": "m1",
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"type": "function", "function": {"name": "now"}}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "form", "schema": FORM, "strict": True}},
+}
+
+
+def answered(name: str, arguments: str, reason: str = "tool_calls") -> Reply:
+    return Reply(steps=[role(), tool(0, "abc123def", name, arguments), finish(reason), usage(5, 9), done()])
+
+
+def test_the_answer_is_held_against_the_form(tmp_path: Path) -> None:
+    script = [answered("answer", text) for text in ('{"x":1}', '{"x":"1"}', "{}")]
+    with app(tmp_path, script) as deck:
+        good, bad, _ = (deck.chat(json=BODY) for _ in script)
+        assert good.json()["choices"][0]["message"]["content"] == '{"x":1}'
+        assert good.json()["choices"][0]["finish_reason"] == "stop"
+        assert IGNORED not in good.headers, "the whole answer was checked"
+        assert "response_format" in bad.headers[IGNORED]
+        sent = deck.upstream()[0]
+        assert "response_format" not in sent
+        assert sent["tool_choice"] == "required"
+        assert [item["function"]["name"] for item in sent["tools"]] == ["now", "answer"]
+
+
+def test_what_the_limit_cuts_is_no_cut_call(tmp_path: Path) -> None:
+    with app(tmp_path, [answered("answer", '{"x', "length")] * 2) as deck:
+        choice = deck.chat(json=BODY).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ('{"x', "length")
+        streamed = deck.chat(json={**BODY, "stream": True})
+        assert 'deck_repairs_total{model="m1",what="cut_call"} 0.0' in deck.send("GET", "/metrics").text
+        assert '\\"x' in streamed.text
