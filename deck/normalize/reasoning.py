@@ -203,13 +203,24 @@ def read_fields(
     if "chat_template_kwargs" in fields:
         where = fields.path("chat_template_kwargs")
         kwargs = read_template_kwargs(merge, fields.get("chat_template_kwargs"), where, allowed)
-    if merge.value("exclude") and fields.get("reasoning_format") == "none":
-        where = fields.path("reasoning_format")
-        raise invalid(f"{where}: 'none' leaves thoughts in the text, where they cannot be excluded", where)
-    if fields.get("reasoning_format") == "deepseek-legacy":
-        where = fields.path("reasoning_format")
-        why = "thoughts stay in the text only where llama-server does not stream, and Deck always has it stream"
-        reader.report.changed(where, why, shown=f"{where}=deepseek-legacy>deepseek")
+    check_format(fields, reader.report, is_hidden=bool(merge.value("exclude")))
     if "reasoning_budget_message" in fields and merge.value("budget") is None:
         reader.report.ignored(fields.path("reasoning_budget_message"), "it needs a reasoning budget")
     return merge, kwargs
+
+
+def check_format(fields: Values, report: Report, *, is_hidden: bool) -> None:
+    """Check `reasoning_format`; `is_hidden` = the client wants no thoughts.
+
+    Raises:
+        DeckError: thoughts cannot be both in the text and hidden.
+    """
+    chosen = fields.get("reasoning_format")
+    if chosen is None:
+        return
+    where = fields.path("reasoning_format")
+    if is_hidden and chosen == "none":
+        raise invalid(f"{where}: 'none' leaves thoughts in the text, where they cannot be excluded", where)
+    if chosen == "deepseek-legacy":
+        why = "thoughts stay in the text only where llama-server does not stream, and Deck always has it stream"
+        report.changed(where, why, shown=f"{where}=deepseek-legacy>deepseek")

@@ -18,6 +18,7 @@ from deck.api import (
     Values,
     invalid,
     out_of_range,
+    reasoning,
     wrong_type,
 )
 
@@ -61,6 +62,7 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     messages, changes = read_messages(reader, fields.get("messages"), remote_images=options.remote_images)
     tools, choice, parallel = read_tools(reader, fields, changes)
     thinking = read_thinking(reader, fields, config, options)
+    reasoning.check_format(fields, reader.report, is_hidden=thinking.is_hidden)
     stops = _stops(fields)
     stream = fields.get("stream", False)
     request = ChatRequest(
