@@ -22,7 +22,7 @@ from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import ChatRequest
 from deck.config import Config
 from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, without_paths
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
@@ -39,6 +39,14 @@ _LAST_WORD = 1.0
 _MOST_PARAMETERS = 16
 _ALIVE = (ServerState.STARTING, ServerState.LOADING, ServerState.READY)
 NOBODY = Principal(name="", models=None, admin=False, compatibility=None)
+
+_ACCOUNT = "Deck's tokens belong to no such account"
+_VENDOR_HEADERS = {
+    b"idempotency-key": ("Idempotency-Key", "every request is generated anew"),
+    b"openai-organization": ("OpenAI-Organization", _ACCOUNT),
+    b"openai-project": ("OpenAI-Project", _ACCOUNT),
+    b"openai-beta": ("OpenAI-Beta", "Deck's features need no switch"),
+}
 
 
 class Endpoint:
@@ -208,13 +216,19 @@ class _Serving:
         content = whole_body(turn, headers, config.body_limit) if turn is not None else None
         if content is None:
             content = await read_body(scope, self.receive, limit=config.body_limit, timeout=config.body_timeout)
-        if b"idempotency-key" in headers if headers is not None else header(scope, b"idempotency-key") is not None:
-            exchange.report.ignored("Idempotency-Key", "every request is generated anew", field="idempotency-key")
+        self._ignore_headers()
         if scope["query_string"]:
             _ignore_query(scope["query_string"], exchange.report)
         if self.surface.header_names:
             exchange.headers = _headers_of(self.scope, self.surface.header_names)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
+
+    def _ignore_headers(self) -> None:
+        """Report the headers that mean something to a wire's vendor and nothing here."""
+        headers = self.headers
+        for name, (shown, why) in _VENDOR_HEADERS.items():
+            if name in headers if headers is not None else header(self.scope, name) is not None:
+                self.exchange.report.ignored(shown, why, field=name.decode())
 
     async def _watch(self) -> None:
         while True:
@@ -321,6 +335,8 @@ class _Serving:
             last = events[-1]
             if type(last) is not PartDelta:
                 self._note_last(last)
+                if type(last) is Failed and not exchange.principal.admin:
+                    events[-1] = last = Failed(without_paths(last.error))
             if type(last) is Failed and not reply.has_started:
                 return self._put_or_raise(events, last, feed)
             data = feed(last) if len(events) == 1 else b"".join([feed(event) for event in events])
@@ -372,6 +388,8 @@ class _Serving:
     async def _fail(self, error: DeckError) -> None:
         """Answer with the error: its status if nothing was sent yet, else as the stream's end."""
         self._set_failed(error)
+        if not self.exchange.principal.admin:
+            error = without_paths(error)
         self.reply.quiet()
         await self.reply.settle()
         if not self.reply.has_started:

@@ -5,6 +5,7 @@ Knows statuses; knows no wire: each surface renders every kind in its own envelo
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 
@@ -74,3 +75,23 @@ class DeckError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> DeckError:
     """Build the error for a field that the client must change."""
     return DeckError(ErrorKind.INVALID_REQUEST, message, param=param, code=code)
+
+
+_OF_THE_HOST = (ErrorKind.INTERNAL, ErrorKind.UPSTREAM, ErrorKind.UNAVAILABLE, ErrorKind.UPSTREAM_TIMEOUT)
+# Absolute paths of two steps at least; the routes of the API are none.
+_PATH = re.compile(r"(?<![\w/:.])/(?!v1/)(?:[\w.@+~-]+/)+([\w.@+~-]+)")
+
+
+def without_paths(error: DeckError) -> DeckError:
+    """Return the error as a client may see it who does not operate the host: of the host's paths, their last steps."""
+    if error.kind not in _OF_THE_HOST or not _PATH.search(error.message):
+        return error
+    return DeckError(
+        error.kind,
+        _PATH.sub(r"…/\1", error.message),
+        param=error.param,
+        code=error.code,
+        retry_after=error.retry_after,
+        limits=error.limits,
+        should_retry=error.should_retry,
+    )

@@ -30,7 +30,7 @@ from deck.normalize.tools import add_stops, note_schemas
 from deck.plugins import Plugins
 from deck.profile import Profile
 from deck.scheduler.board import Board
-from deck.steps import apply_profile
+from deck.steps import apply_profile, note_idle
 from deck.tokens import Principal
 from deck.upstream.client import CHAT, TEXT, UpstreamClient
 from deck.upstream.decode import Decoder
@@ -198,6 +198,8 @@ class Pipeline:
         request, answer_tool = with_answer_tool(request, report)
         request = _plugin(family.name, family.adapt, request, facts, report)
         _check_measured(request, facts)
+        _check_biases(request, facts, exchange.parsed.paths)
+        note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
         body = encode(request, context=facts.context or profile.server.ctx_size)
         if answer_tool:
             request = replace(request, output=output)  # which the answer is held against
@@ -210,6 +212,8 @@ class Pipeline:
         request = apply_profile(request, profile, {}, report, exchange.parsed.paths)
         request = self._step(request, profile, report)
         note_schemas(request, report)
+        _check_biases(request, facts, exchange.parsed.paths)
+        note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
         body = encode_text(request, context=facts.context or profile.server.ctx_size)
         return Shaped(request, None, "a raw prompt has no template", TEXT, body | _asked(exchange.parsed.needs))
 
@@ -456,6 +460,17 @@ def _check_measured(request: ChatRequest, facts: Facts) -> None:
     for kind, modality, word in ((Image, "vision", "images"), (Audio, "audio", "audio")):
         if facts.modalities.get(modality) is False and (origin := has_kind(request, kind)) is not None:
             raise _unreadable(origin, kind, f"this model takes no {word}")
+
+
+def _check_biases(request: Request, facts: Facts, paths: Mapping[str, str]) -> None:
+    """Refuse biases for tokens that the model does not have: llama-server leaves them out without a word."""
+    biases, known = request.sampling.get("logit_bias"), facts.metadata.get("n_vocab")
+    if not biases or not isinstance(known, int):
+        return
+    for token, _ in biases:
+        if isinstance(token, int) and token >= known:
+            path = paths.get("logit_bias", "logit_bias")
+            raise invalid(f"{path}: this model has no token {token}; its ids are 0 to {known - 1}", path)
 
 
 def _unreadable(origin: str, kind: type[Image | Audio], why: str) -> DeckError:

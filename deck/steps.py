@@ -11,9 +11,21 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from deck.canon.request import ChatRequest, TextRequest
+from deck.contracts import Facts
 from deck.normalize.report import Report
 from deck.profile import Profile
 
+# Fields that only shape a sampler, and the one that switches it on (llama.cpp, tools/server/README.md).
+_SWITCHES = {
+    "mirostat_tau": "mirostat",
+    "mirostat_eta": "mirostat",
+    "dynatemp_exponent": "dynatemp_range",
+    "xtc_threshold": "xtc_probability",
+    "dry_base": "dry_multiplier",
+    "dry_allowed_length": "dry_multiplier",
+    "dry_penalty_last_n": "dry_multiplier",
+    "dry_sequence_breakers": "dry_multiplier",
+}
 _NO_PATHS: Mapping[str, str] = {}
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
 
@@ -40,6 +52,25 @@ def apply_profile(
     for name, limit in profile.limits.items():
         _limit(sampling, name, limit, report, paths.get(name, name))
     return replace(request, sampling=sampling)
+
+
+def note_idle(
+    request: _Request, asked: Mapping[str, Any], facts: Facts, report: Report, paths: Mapping[str, str]
+) -> None:
+    """Report what the client set of samplers that are off.
+
+    Args:
+        request: as it will be sent.
+        asked: what the client itself set.
+        facts: of the server, whose defaults count.
+        report: gets the notes.
+        paths: the client's own.
+    """
+    for name in asked:
+        switch = _SWITCHES.get(name)
+        if switch is not None and not request.sampling.get(switch, facts.sampling.get(switch)):
+            path = paths.get(name, name)
+            report.ignored(path, f"without {switch} this sampler is off", field=name)
 
 
 def _limit(sampling: dict[str, Any], name: str, limit: float, report: Report, path: str) -> None:

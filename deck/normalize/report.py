@@ -1,21 +1,23 @@
 """What was changed or ignored in one request, and the two response headers that say so.
 
-Paths are the client's own. Names in the headers are sanitised and bounded; values never appear there,
-but for numbers in a clamp.
+Paths are the client's own. Names in the headers are bounded, and what may not stand in a list of names is written as
+in a URL, `%` and the bytes of UTF-8; values never appear there, but for numbers in a clamp.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
+from urllib.parse import quote
 
 from deck.canon.value import value
 
 IGNORED_HEADER = "X-Athena-Compatibility-Ignored"
 CHANGED_HEADER = "X-Athena-Compatibility-Changed"
-_HEADER_LIMIT = 2048
+_HEADER_LIMIT, _LONGEST = 2048, 120
 _INDEX = re.compile(r"\[\d+\]")
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]()>=+*/:-]")
+_SAFE = "_.[]()>=+*/:-?$@"
+_UNSAFE = re.compile(rf"[^A-Za-z0-9{re.escape(_SAFE)}]")
 
 
 class NoteKind(Enum):
@@ -78,7 +80,10 @@ def _bare(path: str) -> str:
 
 
 def _safe(shown: str) -> str:
-    return _UNSAFE.sub("?", _INDEX.sub("[]", shown))[:120]
+    shown = _INDEX.sub("[]", shown)[:_LONGEST]
+    if _UNSAFE.search(shown):
+        shown = quote(shown, safe=_SAFE, errors="replace")
+    return shown[:_LONGEST]
 
 
 def _bounded(names: list[str]) -> str:

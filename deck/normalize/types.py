@@ -273,7 +273,11 @@ def logit_bias() -> FieldType:
             raise invalid(f"{path}: a token stands twice", path)
         return pairs
 
-    return FieldType("object", "object {token: bias} or array of [token, bias], bias -100…100 or false", check)
+    return FieldType(
+        "object",
+        "object {token: bias} or array of [token, bias], bias -100…100 or false; a text names each of its tokens",
+        check,
+    )
 
 
 def _bias_of(item: Any, path: str) -> list[Any]:

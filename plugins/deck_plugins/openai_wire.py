@@ -27,11 +27,14 @@ _ERRORS: dict[ErrorKind, tuple[str, str | None]] = {
     ErrorKind.UNAVAILABLE: ("service_unavailable_error", "server_is_overloaded"),
     ErrorKind.UPSTREAM_TIMEOUT: ("server_error", "timeout"),
 }
+_BROKEN = ("server_error", "server_error")
 
 
 def render_error(error: DeckError) -> dict[str, Any]:
     """Return the envelope; its four members always stand."""
     kind, code = _ERRORS[error.kind]
+    if error.kind is ErrorKind.UNAVAILABLE and error.should_retry is False:
+        kind, code = _BROKEN  # no load that passes
     return {
         "error": {"message": error.message, "type": kind, "param": error.param, "code": error.code or code},
     }

@@ -116,6 +116,18 @@ def test_a_schema_beyond_the_grammar_is_not_claimed_to_hold(deck: LiveDeck) -> N
     assert "response_format.json_schema.strict" in listed
 
 
+@pytest.mark.parametrize("bias", [{"999999999": 1}, [[99999999, -100]]])
+def test_a_bias_for_no_token_is_refused(deck: LiveDeck, bias: Any) -> None:
+    with deck.client() as client:
+        answer = client.post("/v1/chat/completions", json=ask("Hello", logit_bias=bias))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "logit_bias"
+        assert "has no token" in answer.json()["error"]["message"]
+        raw = client.post("/v1/completions", json={"model": "tiny-chat", "prompt": "a", "logit_bias": bias})
+        assert raw.status_code == 400
+        assert raw.json()["error"]["param"] == "logit_bias"
+
+
 def test_a_strict_call_is_checked(deck: LiveDeck) -> None:
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     answer = post(deck, ask("What's the weather in Paris?", tools=[strict]))

@@ -326,3 +326,10 @@ def test_a_client_that_leaves_in_its_body_gets_nothing_and_starts_nothing(deck: 
         deck.runner.run(deck.deck(scope, receive, send))
     assert sent == []
     assert deck.deck.board.states() == {}
+
+
+def test_headers_of_the_vendor_are_listed(tmp_path: Path) -> None:
+    names = ["Idempotency-Key", "OpenAI-Beta", "OpenAI-Organization", "OpenAI-Project"]
+    with app(tmp_path) as deck:
+        answer = deck.chat(headers=dict.fromkeys(names, "x"))
+        assert answer.headers["x-athena-compatibility-ignored"] == ", ".join(names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from deck.normalize.report import Report
 
 
@@ -37,6 +39,16 @@ def test_hostile_names_cannot_break_the_header() -> None:
     assert shown.isascii()
     assert "\r" not in shown
     assert "," not in shown
+
+
+def test_names_of_any_letters_can_be_read_back() -> None:
+    names = ["é", "a\r\nb,c", "schema.$ref", "?seed", "a%b"]
+    report = Report()
+    for name in names:
+        report.ignored(name, "x")
+    shown = header(report)
+    assert shown == "%C3%A9, ?seed, a%0D%0Ab%2Cc, a%25b, schema.$ref"
+    assert sorted(unquote(item) for item in shown.split(", ")) == sorted(names)
 
 
 def test_it_is_bounded() -> None:

@@ -163,6 +163,7 @@ def test_max_tokens_may_be_left_out() -> None:
         ({"thinking": {"type": "adaptive", "display": "summarized"}}, "thinking.display"),
         ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
         ({"thinking": {"type": "adaptive", "display": "highlights"}}, "thinking.display"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}, "reasoning_format": "none"}, "reasoning_format"),
         ({"thinking": {"type": "adaptive", "block_binding": "x"}}, "thinking.block_binding"),
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "output_config.effort"),
         ({"reasoning_budget_message": "enough"}, "reasoning_budget_message"),

@@ -158,6 +158,9 @@ def test_an_effort_the_template_lacks_becomes_the_nearest(asked: str, near: str)
     assert upstream(body(reasoning_effort=asked), knows)[0]["reasoning_effort"] == asked
 
 
+DATED = {"type": "object", "properties": {"a": {"type": "number", "minimum": 1}}}
+
+
 def test_an_effort_on_a_template_without_efforts_is_reported() -> None:
     facts = Facts(template_caps={"supports_reasoning_effort": False})
     got, report = upstream(body(reasoning={"effort": "high"}), facts)
@@ -326,6 +329,14 @@ def test_the_nearest_known_name_is_suggested() -> None:
                 "json_schema.properties.c.pattern",
                 "json_schema.properties.minimum.format",
             ],
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": DATED}}},
+            ["response_format.json_schema.schema.properties.a.minimum"],
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": DATED}},
+            ["response_format.schema.properties.a.minimum"],
         ),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, ["reasoning.summary"]),
         ({"messages": [{**user(), "name": "bob"}]}, ["messages[].name"]),

@@ -121,7 +121,9 @@ def _input(call: ToolCall) -> dict[str, Any]:
 
 def render_error(error: DeckError, request_id: str | None = None) -> dict[str, Any]:
     """Return the envelope; without the request's id where nobody knows it."""
-    body: dict[str, Any] = {"type": "error", "error": {"type": _ERRORS[error.kind], "message": _message(error)}}
+    is_broken = error.kind is ErrorKind.UNAVAILABLE and error.should_retry is False  # no load that passes
+    kind = "api_error" if is_broken else _ERRORS[error.kind]
+    body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": _message(error)}}
     if request_id is not None:
         body["request_id"] = request_id
     return body

@@ -69,7 +69,9 @@ def _response_format(reader: Reader, value: Any, where: str) -> Output | None:
     if kind == "json_object":
         if "json_schema" in outer:
             raise invalid(f"{where}.json_schema needs type 'json_schema'", f"{where}.json_schema")
-        return Output("json_schema", schema=outer.get("schema")) if "schema" in outer else Output("json_object")
+        if "schema" not in outer:
+            return Output("json_object")
+        return Output("json_schema", schema=outer.get("schema"), schema_path=f"{where}.schema")
     return _json_schema(reader, outer, where)
 
 
@@ -83,10 +85,16 @@ def _json_schema(reader: Reader, outer: Values, where: str) -> Output:
             )
         # Without a schema the wire asks for any object under a name.
         schema = inner.get("schema", {"type": "object"})
-        return Output("json_schema", schema=schema, name=inner.get("name"), strict_path=strict_path)
+        return Output(
+            "json_schema",
+            schema=schema,
+            name=inner.get("name"),
+            strict_path=strict_path,
+            schema_path=f"{where}.json_schema.schema",
+        )
     if "schema" not in outer:
         raise invalid(f"{where}.json_schema is required", f"{where}.json_schema", "missing_required_parameter")
     reader.report.changed(
         f"{where}.schema", "is read as json_schema.schema", shown=f"{where}.schema>{where}.json_schema.schema"
     )
-    return Output("json_schema", schema=outer.get("schema"))
+    return Output("json_schema", schema=outer.get("schema"), schema_path=f"{where}.schema")
