@@ -45,6 +45,9 @@ FAMILY = kit.StandardFamily(
     marks=(("<｜Assistant｜>",),),
     architectures=frozenset({"deepseek32", "deepseek4"}),
     sampling=(
+        kit.Sampling(
+            mark="tool_calls>", values={"temperature": 1.0, "top_p": 1.0}, source=f"{_CARD}/DeepSeek-V4-Flash"
+        ),
         kit.Sampling(mark="DSML", values={"temperature": 1.0, "top_p": 0.95}, source=f"{_CARD}/DeepSeek-V3.2"),
         kit.Sampling(mark="<think>\\n", values={"temperature": 0.6, "top_p": 0.95}, source=f"{_CARD}/DeepSeek-R1"),
     ),

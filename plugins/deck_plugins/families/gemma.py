@@ -20,7 +20,7 @@ FAMILY = kit.StandardFamily(
     sampling=(
         kit.Sampling(
             values={"temperature": 1.0, "top_k": 64, "top_p": 0.95},
-            source="https://huggingface.co/google/gemma-3-27b-it (generation_config.json)",
+            source="https://huggingface.co/google/gemma-4-31B-it, for Gemma 3 the guide of Unsloth",
         ),
     ),
     syntaxes=(

@@ -18,6 +18,12 @@ FAMILY = kit.StandardFamily(
     architectures=frozenset({"minimax-m2", "minimax-m3"}),
     sampling=(
         kit.Sampling(
+            mark="]<]minimax[>[",
+            values={"temperature": 1.0, "top_p": 0.95},
+            source="https://huggingface.co/MiniMaxAI/MiniMax-M3",
+        ),
+        kit.Sampling(
+            mark="minimax:tool_call",
             values={"temperature": 1.0, "top_p": 0.95, "top_k": 40},
             source="https://huggingface.co/MiniMaxAI/MiniMax-M2",
         ),

@@ -27,7 +27,6 @@ FAMILY = kit.StandardFamily(
         kit.Sampling(
             mark="[SYSTEM_PROMPT]", values={"temperature": 0.15}, source=f"{_CARD}/Mistral-Small-3.2-24B-Instruct-2506"
         ),
-        kit.Sampling(values={"temperature": 0.3}, source=f"{_CARD}/Mistral-Nemo-Instruct-2407"),
     ),
     syntaxes=(kit.BracketedCalls(), kit.Stray("[TOOL_CALLS]")),
     thinking=kit.think_tags(("[THINK]", "[/THINK]"), ("<think>", "</think>")),
