@@ -255,7 +255,7 @@ def _further_ids(surface: Surface | None, identity: str) -> list[tuple[bytes, by
 
 def _unread(scope: Scope, path: str) -> list[tuple[bytes, bytes]]:
     """Report the query that a route of discovery does not read; those under /deck refuse what they do not know."""
-    if not scope["query_string"] or path.startswith("/deck/"):
+    if not scope.get("query_string") or path.startswith("/deck/"):
         return []
     report = Report()
     query.ignore(scope["query_string"], report)

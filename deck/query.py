@@ -25,7 +25,7 @@ def read(scope: Scope, known: Sequence[str] = ()) -> dict[str, str]:
         DeckError: one is not among `known`, or stands twice.
     """
     found: dict[str, str] = {}
-    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+    for name, value in parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True):
         if name not in known:
             raise invalid(f"this route has no query parameter {name[:_SHOWN]!r}; {_told(known)}", name[:_SHOWN])
         if name in found:
