@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, get_args
 from urllib.parse import unquote
 
-from deck import __version__, discovery, json
+from deck import __version__, discovery, json, query
 from deck.body import read_body
 from deck.canon.request import Part
 from deck.config import Config
@@ -160,6 +160,7 @@ class Admin:
         return 200, {**self._metrics.snapshot(), "queue": queue, "servers": states, "quarantined": quarantined}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
+        query.read(scope)
         content = await read_body(scope, receive, limit=self._config.body_limit, timeout=self._config.body_timeout)
         body = json.loads_request(content)
         wanted = header(scope, b"x-deck-surface")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from deck import discovery
+from deck import discovery, query
 from deck.admin import Admin, send_answer
 from deck.body import ClientGone
 from deck.catalog import Catalog, CatalogError
@@ -27,6 +27,7 @@ from deck.loading import StartError, load_catalog
 from deck.media import ImageFetcher
 from deck.metrics import Metrics
 from deck.normalize.repairs import REPAIRS
+from deck.normalize.report import Report
 from deck.pipeline import Pipeline
 from deck.plugins import Plugins
 from deck.profile import Profile, ProfileError
@@ -161,6 +162,8 @@ class Deck:
             _log.exception("%s %s failed inside Deck", method, path[:100])
             fault = DeckError(ErrorKind.INTERNAL, f"Deck failed on this request: {type(exc).__name__}")
             answer = fault.kind.status, _plain(fault)
+        else:
+            headers += _unread(scope, path)
         await send_answer(send, answer, headers, with_body=method != "HEAD")
 
     async def _answer(self, scope: Scope, receive: Receive, method: str, path: str) -> tuple[int, Any]:
@@ -248,6 +251,15 @@ class Deck:
 def _further_ids(surface: Surface | None, identity: str) -> list[tuple[bytes, bytes]]:
     names = surface.id_headers if surface is not None else ()
     return [(name.encode(), identity.encode()) for name in names if name != "x-request-id"]
+
+
+def _unread(scope: Scope, path: str) -> list[tuple[bytes, bytes]]:
+    """Report the query that a route of discovery does not read; those under /deck refuse what they do not know."""
+    if not scope.get("query_string") or path.startswith("/deck/"):
+        return []
+    report = Report()
+    query.ignore(scope["query_string"], report)
+    return [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in report.headers()]
 
 
 def _is_header_bomb(scope: Scope) -> bool:

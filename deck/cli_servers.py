@@ -41,7 +41,9 @@ def add(subparsers: Any) -> None:
     unload.add_argument("--now", action="store_true", help="stop it at once; running answers end in an error")
     logs = _command(subparsers, "logs", _run_logs, "show what a model's llama-server prints", "deck logs -f demo")
     logs.add_argument("-f", "--follow", action="store_true", help="go on showing what comes")
-    logs.add_argument("-n", "--lines", type=int, default=100, help="how many last lines (default 100)")
+    logs.add_argument(
+        "-n", "--lines", type=_count, default=100, metavar="N", help="how many last lines (default 100, 0 = none)"
+    )
     for command in (load, unload, logs):
         command.add_argument("model", metavar="MODEL", help="its id or an alias")
     reload = _command(
@@ -105,12 +107,28 @@ def _run_load(arguments: argparse.Namespace) -> int:
 
 def _run_unload(arguments: argparse.Namespace) -> int:
     query = "?now" if arguments.now else ""
-    print(_ask(arguments, "POST", f"/{arguments.model}/unload{query}")["state"])
+    print(_fate(_ask(arguments, "POST", f"/{arguments.model}/unload{query}")))
     return 0
 
 
+def _fate(server: Mapping[str, Any]) -> str:
+    """Say what becomes of an unloaded model's server."""
+    if server["unload"] != "pending":
+        return str(server["unload"])
+    running = server["running"]
+    if not running:
+        return "will stop when it has been loaded and nobody uses it"
+    return f"will stop when {running} running {'answer has' if running == 1 else 'answers have'} ended"
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, not {text!r}")
+    return int(text)
+
+
 def _run_logs(arguments: argparse.Namespace) -> int:
-    found = _ask(arguments, "GET", f"/{arguments.model}/log?lines={max(1, arguments.lines)}")
+    found = _ask(arguments, "GET", f"/{arguments.model}/log?lines={arguments.lines}")
     while True:
         for line in found["lines"]:
             print(line, flush=True)

@@ -53,6 +53,13 @@ def _create(actions: Any) -> None:
     command.add_argument(
         "--compatibility", choices=("strict", "lenient"), help="lenient removes unknown fields instead of refusing them"
     )
+    command.add_argument(
+        "--profiles",
+        metavar="DIR",
+        action="append",
+        type=Path,
+        help="a directory of model profiles, to see whether --models are there; default: as `deck serve`",
+    )
     _sources(command)
     command.set_defaults(run=_run_create)
 
@@ -113,16 +120,21 @@ def _store(arguments: argparse.Namespace) -> TokenStore:
 
 
 def _warn_of_unknown(arguments: argparse.Namespace) -> None:
-    """Say which of the models are no ids, so that the token would reach nothing by them."""
-    from deck.config import load_config
-    from deck.loading import load
+    """Say which of the models are no ids, so that the token would reach nothing by them.
 
-    file = Path(arguments.config) if arguments.config else None
-    _, catalog = load(load_config(file, os.environ, {"state": arguments.state}))
+    Without a directory of profiles only those that come with Deck are known, and no name is called unknown.
+    """
+    from deck.loading import load
+    from deck.serve import configuration
+
+    config = configuration(arguments)
+    _, catalog = load(config)
     for name in arguments.models or ():
         match = catalog.resolve(name)
         if match is None:
-            print(f"warning: no profile here has the id {name!r}", file=sys.stderr)
+            if config.profiles:
+                where = ", ".join(str(path) for path in config.profiles)
+                print(f"warning: no profile in {where} has the id {name!r}", file=sys.stderr)
         elif match.profile.id != name:
             print(f"warning: {name!r} is an alias; the id to give is {match.profile.id!r}", file=sys.stderr)
 

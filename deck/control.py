@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
+from deck import query
 from deck.contracts import ServerState
-from deck.errors import DeckError, ErrorKind, invalid
+from deck.errors import DeckError, ErrorKind
 from deck.http import Receive, Scope, normal_path
 from deck.pipeline import Pipeline
 from deck.profile import Profile
@@ -18,8 +18,10 @@ Answer = tuple[int, Any]
 Handler = Callable[[Scope, Receive], Awaitable[Answer]]
 
 _SERVERS = "/deck/servers"
-_MOST_LINES = 10_000
+_LINES, _MOST_LINES = 100, 10_000
 _MOST_BYTES = 1 << 20
+# How long an answer waits for an idle server to stop.
+_STOPPING = 10.0
 
 
 class Control:
@@ -64,6 +66,7 @@ class Control:
         ]
 
     async def _list(self, scope: Scope, receive: Receive) -> Answer:
+        query.read(scope)
         return 200, {"servers": [self._shown(profile) for profile in self._pipeline.catalog.profiles]}
 
     def _shown(self, profile: Profile) -> dict[str, Any]:
@@ -95,26 +98,35 @@ class Control:
         return match.profile
 
     async def _load(self, scope: Scope, receive: Receive) -> Answer:
+        query.read(scope)
+        await query.refuse_body(scope, receive)
         profile, board = self._named(scope), self._pipeline.board
         async with board.admit(profile, again=True):
             return 200, self._shown(profile)
 
     async def _unload(self, scope: Scope, receive: Receive) -> Answer:
+        asked = query.read(scope, ("now",))
+        await query.refuse_body(scope, receive, ("now",))
+        is_now = query.switch(asked, "now")
         profile, board = self._named(scope), self._pipeline.board
-        if "now" in _query(scope):
+        server = board.server(profile.id)  # whoever waits may have another started when this one has stopped
+        if is_now:
             await board.unload_now(profile.id)
         else:
             board.unload(profile.id)
-        return 200, self._shown(profile)
+            await board.wait_stopped(profile.id, _STOPPING)
+        is_over = server is None or server.state in (ServerState.STOPPED, ServerState.FAILED)
+        fate = "stopped" if is_over else "stopping" if board.is_stopping(profile.id) else "pending"
+        return 200, {**self._shown(profile), "unload": fate}
 
     async def _log(self, scope: Scope, receive: Receive) -> Answer:
-        profile, query = self._named(scope), _query(scope)
+        asked = query.read(scope, ("after", "lines"))
+        profile = self._named(scope)
         server = self._pipeline.board.server(profile.id)
         path = server.log if server is not None else None
         if path is None or not path.is_file():
             raise DeckError(ErrorKind.NOT_FOUND, f"the model {profile.id!r} has no log: it was not started here yet")
-        after = _number(query, "after", None)
-        lines = _number(query, "lines", 100) or 100
+        after, lines = query.number(asked, "after"), query.number(asked, "lines")
         size = path.stat().st_size
         with path.open("rb") as file:
             # A log that was rotated meanwhile is shorter than what was read of it.
@@ -124,22 +136,14 @@ class Control:
             file.seek(begin)
             content = file.read(_MOST_BYTES)
         text = content.decode("utf-8", "replace")
-        shown = text.splitlines() if after is not None else list(deque(text.splitlines(), min(lines, _MOST_LINES)))
+        shown = text.splitlines()
+        if after is None:
+            kept = min(_LINES if lines is None else lines, _MOST_LINES)
+            shown = shown[max(0, len(shown) - kept) :]
         return 200, {"id": profile.id, "lines": shown, "after": begin + len(content)}
 
     async def _read_anew(self, scope: Scope, receive: Receive) -> Answer:
-        is_dry = "dry_run" in _query(scope)
+        asked = query.read(scope, ("dry_run",))
+        await query.refuse_body(scope, receive, ("dry_run",))
+        is_dry = query.switch(asked, "dry_run")
         return 200, {"dry_run": is_dry, **self._reload(dry_run=is_dry).shown()}
-
-
-def _query(scope: Scope) -> dict[str, list[str]]:
-    return parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=16)
-
-
-def _number(query: dict[str, list[str]], name: str, default: int | None) -> int | None:
-    if name not in query:
-        return default
-    text = query[name][0]
-    if not text.isdecimal():
-        raise invalid(f"{name}: expected a whole number, got {text[:20]!r}", name)
-    return int(text)

@@ -14,6 +14,7 @@ from deck.contracts import Facts, Server, ServerState, Surface
 from deck.normalize.fields import Field, Table, Treatment
 from deck.profile import Profile
 from deck.scheduler.board import Board
+from deck.servers.command import flags
 from deck.tokens import Principal
 
 # Routes of the vendors' APIs that Deck does not have; asked for by name they are 404 with this said.
@@ -137,9 +138,17 @@ def model(profile: Profile, board: Board) -> dict[str, Any]:
         "declared": declared,
         "measured": measured,
         "probe": {name: probed[name] for name in _OF_PROBE if name in probed} or None,
-        "context": facts.context or profile.capabilities.context or measured.get("context") or profile.server.ctx_size,
+        "context": facts.context or profile.capabilities.context or measured.get("context") or _slot(profile),
         "engine": facts.build,
     }
+
+
+def _slot(profile: Profile) -> int | None:
+    """Return the context that one slot will have: llama-server divides it over them, unless they share one cache."""
+    size, slots = profile.server.ctx_size, profile.server.parallel
+    if size is None or not slots or {"-kvu", "--kv-unified"} & set(flags(profile.server.args)):
+        return size
+    return size // slots
 
 
 def models(profiles: Iterable[Profile], board: Board, principal: Principal) -> dict[str, Any]:

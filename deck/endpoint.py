@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from deck import correction, json
+from deck import correction, json, query
 from deck.body import ClientGone, read_body, whole_body
 from deck.canon.answer import Answer, Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
@@ -36,7 +36,6 @@ from deck.turn import Turn
 _log = logging.getLogger("deck.endpoint")
 # How long the error that ends an answer may take to be written when Deck stops.
 _LAST_WORD = 1.0
-_MOST_PARAMETERS = 16
 _ALIVE = (ServerState.STARTING, ServerState.LOADING, ServerState.READY)
 NOBODY = Principal(name="", models=None, admin=False, compatibility=None)
 
@@ -218,7 +217,7 @@ class _Serving:
             content = await read_body(scope, self.receive, limit=config.body_limit, timeout=config.body_timeout)
         self._ignore_headers()
         if scope["query_string"]:
-            _ignore_query(scope["query_string"], exchange.report)
+            query.ignore(scope["query_string"], exchange.report)
         if self.surface.header_names:
             exchange.headers = _headers_of(self.scope, self.surface.header_names)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
@@ -437,13 +436,6 @@ class _Serving:
                 lane=route_decide()._value_,
             )
         )
-
-
-def _ignore_query(query: bytes, report: Report) -> None:
-    """Report the query's parameters: no generating route reads any, though clients send some."""
-    for item in query.decode("latin-1").split("&")[:_MOST_PARAMETERS]:
-        if name := item.partition("=")[0]:
-            report.ignored(f"?{name}", "this route reads no query", field="other")
 
 
 def _headers_of_answer(exchange: Exchange) -> list[tuple[bytes, bytes]]:

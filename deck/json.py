@@ -124,8 +124,8 @@ def _inspect(data: bytes, max_depth: int) -> None:
         elif isinstance(value, list):
             stack += reversed([(f"{path}[{index}]", member) for index, member in enumerate(value)])
         elif isinstance(value, int) and not -(2**63) <= value < 2**64 and float(value) != value:
-            message = f"{path}: the integer {_cut(str(value))} does not fit 64 bits; send it as a string, or as a float"
-            raise invalid(message, path)
+            remedy = "send a smaller one, or a string where any value may stand"
+            raise invalid(f"{path}: the integer {_cut(str(value))} does not fit 64 bits; {remedy}", path)
 
 
 def _members(path: str, pairs: _Pairs) -> Iterator[tuple[str, Any]]:

@@ -252,6 +252,18 @@ class TestToken:
         assert self.run(tmp_path, "list") == 0
         assert "laptop" not in capsys.readouterr().out
 
+    def test_names_of_models_are_judged_by_the_directories_that_are_given(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("DECK_PROFILES", raising=False)
+        monkeypatch.chdir(tmp_path)
+        assert self.run(tmp_path, "create", "a", "--models", "m1,m9") == 0
+        assert "warning" not in capsys.readouterr().err
+        assert self.run(tmp_path, "create", "b", "--models", "m1,m9", *profiles(tmp_path, remote())) == 0
+        warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+        assert len(warned) == 1
+        assert warned[0].endswith("has the id 'm9'")
+
     def test_a_name_that_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.run(tmp_path, "create", "laptop") == 0
         capsys.readouterr()

@@ -99,6 +99,11 @@ CASES = {
     "lone low surrogate": Case(b'{"a":"\\\\ud800\\udC00"}', "stands \\udC00"),
     "lone surrogate in a key": Case(b'{"\\ud800":1}', "stands \\ud800"),
     "integer that loses digits": Case(b'{"a":{"seed":18446744073709551617}}', "a.seed: the integer", "a.seed"),
+    "integer too large for any field": Case(
+        b'{"max_tokens":1%030d}' % 1,
+        "does not fit 64 bits; send a smaller one, or a string where any value may stand",
+        "max_tokens",
+    ),
 }
 
 

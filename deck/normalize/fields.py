@@ -26,6 +26,8 @@ class Treatment(Enum):
 
 
 _ANY = anything("any")
+# How much a known spelling must look like an unknown one to be named; at 0.6 `extra_body` looks like `textVerbosity`.
+_ALIKE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ class Table:
 
     def nearest(self, spelling: str) -> str | None:
         """Return the known spelling that looks most like an unknown one."""
-        found = difflib.get_close_matches(spelling, self._index, n=1, cutoff=0.6)
+        found = difflib.get_close_matches(spelling, self._index, n=1, cutoff=_ALIKE)
         return found[0] if found else None
 
 
@@ -231,6 +233,8 @@ class Reader:
 
 def unknown(table: Table, key: str, where: str) -> DeckError:
     """Build the error for a field that no row names."""
+    if where == "extra_body.extra_body":
+        return invalid(f"unknown field {where!r}; extra_body is not nested", where, "unknown_parameter")
     near = table.nearest(key)
     hint = f"; did you mean {near!r}?" if near else "; GET /v1/capabilities lists what is accepted"
     return invalid(f"unknown field {_bounded(where)!r}{hint}", _bounded(where), "unknown_parameter")

@@ -24,6 +24,7 @@ def repair_history(request: ChatRequest, report: Report) -> ChatRequest:
     Raises:
         DeckError: what a call or a result means is not plain.
     """
+    request = _continued(request)
     messages = request.messages
     if not any(isinstance(part, ToolCall | ToolResult) for message in messages for part in message.parts):
         return request
@@ -31,6 +32,22 @@ def repair_history(request: ChatRequest, report: Report) -> ChatRequest:
     messages = _own_ids(messages, report)
     messages = _Paired(messages, report).turns()
     return request if messages == request.messages else replace(request, messages=messages)
+
+
+def _continued(request: ChatRequest) -> ChatRequest:
+    """Return a request that wants its last message continued as llama-server takes it: with no turn begun behind it."""
+    if not request.extra.get("continue_final_message"):
+        return request
+    last = request.messages[-1].role if request.messages else "assistant"
+    if last != "assistant":
+        where = "continue_final_message"
+        message = f"{where}: the last message must be the assistant's, which the answer continues; it is a {last}'s"
+        raise invalid(message, where, "unsupported_value")
+    if request.extra.get("add_generation_prompt"):
+        where = "add_generation_prompt"
+        message = f"{where}: continue_final_message begins no new turn; leave it out, or send false"
+        raise invalid(message, where, "unsupported_value")
+    return replace(request, extra={**request.extra, "add_generation_prompt": False})
 
 
 def _plain_arguments(messages: tuple[Message, ...], report: Report) -> tuple[Message, ...]:

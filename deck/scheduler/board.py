@@ -58,6 +58,7 @@ class Board:
         self._measured: dict[str, int] = {}
         self._servers: dict[str, Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stops: dict[str, asyncio.Task[None]] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self._idle_since: dict[str, float] = {}
         self._expiry: asyncio.TimerHandle | None = None
@@ -193,11 +194,24 @@ class Board:
     async def unload_now(self, profile: str) -> None:
         """Stop a server at once; whoever uses it is told that it was stopped."""
         self.unload(profile)
+        if self.is_stopping(profile):
+            await self.wait_stopped(profile)
+            return
         server = self._servers.get(profile)
         if server is not None and server.state is ServerState.READY:
             self._on_gone(server)
             await server.stop(grace=self._grace)
             self._execute(self._policy.stopped(profile, asyncio.get_running_loop().time()))
+
+    def is_stopping(self, profile: str) -> bool:
+        """Tell whether a server is being stopped because nobody uses it."""
+        task = self._stops.get(profile)
+        return task is not None and not task.done()
+
+    async def wait_stopped(self, profile: str, limit: float | None = None) -> None:
+        """Wait until a stop that is under way is done, at most so many seconds."""
+        if self.is_stopping(profile):
+            await asyncio.wait({self._stops[profile]}, timeout=limit)
 
     def _execute(self, commands: Iterable[Command]) -> None:
         self._carry_out(commands)
@@ -215,7 +229,7 @@ class Board:
                 case Start(profile=profile):
                     self._spawn(self._start(profile))
                 case Stop(profile=profile):
-                    self._spawn(self._stop(profile))
+                    self._spawn(self._stop(profile), stops=profile)
                 case _:
                     assert_never(command)
 
@@ -226,10 +240,12 @@ class Board:
             return
         future.set_result(self._servers[ticket.profile])
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], *, stops: str | None = None) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if stops is not None:
+            self._stops[stops] = task
 
     async def _start(self, name: str) -> None:
         profile = self._models[name][0]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from deck import engine
 from deck.config import Config
+from deck.contracts import Address
 from deck.profile import Profile, nearest
-from deck.servers.command import Binary, CommandError, environment, find_binary, flags
-from deck.servers.journal import telling_line
+from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
+from deck.servers.journal import error_line
 from deck.servers.process import start_faults
 from deck.servers.remote import key_fault
 
 _HELP_TIMEOUT = 5.0
+_SHOWN = 100
 _OWN_FLAGS = ("--model", "--host", "--ctx-size")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
@@ -36,7 +40,28 @@ def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] =
     if fault is not None:
         return [*found, fault]
     unknown = [flag for flag in flags(profile.server.args) if known and flag not in known]
+    if binary.is_embedded and not unknown:
+        return [*found, *_value_faults(profile, environ)]
     return [*found, *(_unknown(flag, known, binary, profile) for flag in unknown)]
+
+
+def _does_not_run(binary: Binary, status: int, lines: Sequence[str]) -> str:
+    line = error_line(lines)
+    if line is not None:
+        return f"{binary.shown} does not run: {line}"
+    printed = f"begins with {lines[0].strip()[:_SHOWN]!r}" if lines else "says nothing"
+    return f"{binary.shown} is no llama-server that runs: its --help ends with status {status} and {printed}"
+
+
+def _value_faults(profile: Profile, environ: Mapping[str, str]) -> list[str]:
+    """Return what the embedded engine would say of the values in the profile's `args`."""
+    directory = profile.source.absolute().parent  # where it runs: relative paths in `args` lie there
+    with contextlib.chdir(directory) if directory.is_dir() else contextlib.nullcontext():
+        try:
+            engine.parse(arguments(profile, Address(), embedded=True), dict(_plain(profile, environ)))
+        except engine.EngineError as exc:
+            return [f"[server] args of {profile.source}: {exc}"]
+    return []
 
 
 def _unknown(flag: str, known: frozenset[str], binary: Binary, profile: Profile) -> str:
@@ -66,8 +91,7 @@ def _known_flags(binary: Binary, env: tuple[tuple[str, str], ...]) -> tuple[froz
         return frozenset(), f"{binary.shown} cannot be run: {exc.strerror}"
     text = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")
     if ran.returncode != 0:
-        line = telling_line([item for item in text.splitlines() if item.strip()])
-        return frozenset(), f"{binary.shown} does not run: {line or f'status {ran.returncode}'}"
+        return frozenset(), _does_not_run(binary, ran.returncode, [item for item in text.splitlines() if item.strip()])
     known = frozenset(flags(_FLAG.findall(text)))
     if not known.issuperset(_OWN_FLAGS):
         return frozenset(), f"{binary.shown} is no llama-server: its --help does not name {', '.join(_OWN_FLAGS)}"

@@ -118,8 +118,13 @@ class Journal:
 
 def telling_line(lines: Sequence[str]) -> str | None:
     """Return the line that says most of why a server ended, without its log prefix; None = nothing was printed."""
+    return error_line(lines) or (_PREFIX.sub("", lines[-1].strip())[:_SHOWN] if lines else None)
+
+
+def error_line(lines: Sequence[str]) -> str | None:
+    """Return the line that speaks of an error, without its log prefix; None = none does."""
     for pattern in _TELLING:
         for line in reversed(lines):
             if pattern.search(line) and not _SAYS_NOTHING.search(line):
                 return _PREFIX.sub("", line.strip())[:_SHOWN]
-    return _PREFIX.sub("", lines[-1].strip())[:_SHOWN] if lines else None
+    return None

@@ -230,6 +230,11 @@ def test_shapes_that_llama_server_refuses_are_made_acceptable(deck: LiveDeck, me
     post(deck, ask("", messages=messages))
 
 
+def test_the_real_server_continues_the_last_message(deck: LiveDeck) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "On"}]
+    post(deck, ask("", messages=messages, continue_final_message=True))
+
+
 def test_an_image_for_a_text_model_is_refused_naming_the_message(deck: LiveDeck) -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     error = post(deck, ask("", messages=[{"role": "user", "content": [part]}]), 400).json()["error"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_support import App, app, error_of
+from app_support import TOKEN, App, app, error_of
 
-from deck import cli
+from deck import cli, cli_servers
+from deck.contracts import ServerState
 from deck.testing.fake_llama import say
 
 SERVERS = "/deck/servers"
@@ -47,15 +49,157 @@ def test_every_model_is_listed_with_its_state(running: App) -> None:
 def test_a_model_is_loaded_and_unloaded(running: App) -> None:
     assert running.send("POST", f"{SERVERS}/first/load").json()["state"] == "ready"
     assert shown(running, "m1")["state"] == "ready"
-    assert running.send("POST", f"{SERVERS}/m1/unload").status_code == 200
+    unloaded = running.send("POST", f"{SERVERS}/m1/unload").json()
+    assert (unloaded["state"], unloaded["unload"]) == ("stopped", "stopped")
     assert shown(running, "m1")["state"] == "stopped"
     assert running.chat().status_code == 200
 
 
 def test_a_model_is_unloaded_at_once(running: App) -> None:
     running.send("POST", f"{SERVERS}/m1/load")
-    assert running.send("POST", f"{SERVERS}/m1/unload?now").json()["state"] == "stopped"
+    unloaded = running.send("POST", f"{SERVERS}/m1/unload?now").json()
+    assert (unloaded["state"], unloaded["unload"]) == ("stopped", "stopped")
     assert running.chat().status_code == 200
+
+
+def test_a_model_in_use_is_unloaded_later(running: App) -> None:
+    async def unload() -> tuple[Any, Any]:
+        board = running.deck.board
+        profile = running.deck.pipeline.catalog.profiles[0]
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with board.admit(profile):
+            kept = await running.client.post(f"{SERVERS}/{profile.id}/unload?now=false", headers=headers)
+        await board.wait_stopped(profile.id)
+        return kept.json(), board.server(profile.id)
+
+    kept, server = running.runner.run(unload())
+    assert (kept["state"], kept["running"], kept["unload"]) == ("ready", 1, "pending")
+    assert server.state is ServerState.STOPPED
+
+
+@pytest.mark.parametrize("query", ["", "?now"])
+def test_a_server_that_takes_long_to_stop_is_stopping(
+    running: App, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    stops = []
+
+    async def stop(server: Any, *, grace: float) -> None:
+        stops.append(server)
+        await asyncio.sleep(0.2)
+        server._state = ServerState.STOPPED
+
+    running.send("POST", f"{SERVERS}/m1/load")
+    monkeypatch.setattr(type(running.deck.board.server("m1")), "stop", stop)
+    monkeypatch.setattr("deck.control._STOPPING", 0.01)
+    said = running.send("POST", f"{SERVERS}/m1/unload{query}").json()["unload"]
+    assert said == ("stopped" if query else "stopping")
+    running.runner.run(running.deck.board.wait_stopped("m1"))
+    assert len(stops) == 1
+    assert running.send("POST", f"{SERVERS}/m1/unload").json()["unload"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"unload": "stopped", "running": 0}, "stopped"),
+        ({"unload": "stopping", "running": 0}, "stopping"),
+        ({"unload": "pending", "running": 1}, "will stop when 1 running answer has ended"),
+        ({"unload": "pending", "running": 2}, "will stop when 2 running answers have ended"),
+        ({"unload": "pending", "running": 0}, "will stop when it has been loaded and nobody uses it"),
+    ],
+)
+def test_the_command_says_what_becomes_of_an_unloaded_model(
+    answer: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_servers, "_ask", lambda *asked, **options: answer)
+    assert cli.main(["unload", "m1"]) == 0
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+def test_the_log_is_asked_for_as_many_lines_as_are_wanted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(cli_servers, "_ask", lambda given, method, path: asked.append(path) or {"lines": []})
+    assert cli.main(["logs", "m1", "-n", "0"]) == 0
+    assert asked == ["/m1/log?lines=0"]
+    for wrong in ("-1", "x"):
+        with pytest.raises(SystemExit):
+            cli.main(["logs", "m1", f"--lines={wrong}"])
+        assert f"expected a whole number, 0 or more, not '{wrong}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("query", "lines"), [("", 100), ("?lines=2", 2), ("?lines=0", 0), ("?after=0", 150)])
+def test_a_log_has_as_many_lines_as_are_asked_for(
+    running: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, lines: int
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"{number}\n" for number in range(150)), encoding="utf-8")
+    running.send("POST", f"{SERVERS}/m1/load")
+    monkeypatch.setattr(type(running.deck.board.server("m1")), "log", log)
+    shown = running.send("GET", f"{SERVERS}/m1/log{query}").json()["lines"]
+    assert shown == [str(number) for number in range(150 - lines, 150)]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "known"),
+    [
+        ("POST", "/deck/reload?dryrun", "?dry_run"),
+        ("POST", "/deck/reload?dry_run&dryrun=1", "?dry_run"),
+        ("GET", f"{SERVERS}?limit=1", "no query parameters"),
+        ("POST", f"{SERVERS}/m1/load?now", "no query parameters"),
+        ("POST", f"{SERVERS}/m1/unload?Now", "?now"),
+        ("GET", f"{SERVERS}/m1/log?line=3", "?after, ?lines"),
+        ("POST", "/deck/explain?surface=chat", "no query parameters"),
+    ],
+)
+def test_an_unknown_parameter_is_refused(running: App, method: str, path: str, known: str) -> None:
+    error = error_of(running.send(method, path), 400)
+    assert error["param"] in path
+    assert f"no query parameter {error['param']!r}" in error["message"]
+    assert error["message"].endswith(known)
+
+
+@pytest.mark.parametrize(("path", "name"), [("/deck/reload", "dry_run"), (f"{SERVERS}/m1/unload", "now")])
+def test_switches_are_on_off_or_refused(running: App, path: str, name: str) -> None:
+    for value in ("", "=", "=true", "=1", "=false", "=0"):
+        answer = running.send("POST", f"{path}?{name}{value}")
+        assert answer.status_code == 200
+        if name in answer.json():
+            assert answer.json()[name] is (value not in ("=false", "=0"))
+    for value in ("=no", "=True", f"=1&{name}=0"):
+        assert error_of(running.send("POST", f"{path}?{name}{value}"), 400)["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [
+        ("/deck/reload", "?dry_run"),
+        (f"{SERVERS}/m1/load", "no query parameters"),
+        (f"{SERVERS}/m1/unload", "?now"),
+    ],
+)
+def test_a_body_that_nothing_reads_is_refused(running: App, path: str, known: str) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b""
+        yield b"{}"
+
+    for body in (b'{"dry_run":true}', chunks()):
+        error = error_of(running.send("POST", path, content=body), 400)
+        assert error["message"].startswith("this route takes no body; it")
+        assert error["message"].endswith(known)
+    assert shown(running, "m1")["state"] == "stopped"
+    assert running.send("POST", path, content=b"").status_code == 200
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "9" * 5000])
+def test_numbers_of_the_log_are_whole(
+    running: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    running.send("POST", f"{SERVERS}/m1/load")
+    monkeypatch.setattr(type(running.deck.board.server("m1")), "log", tmp_path / "log")
+    (tmp_path / "log").touch()
+    assert error_of(running.send("GET", f"{SERVERS}/m1/log?lines={number}"), 400)["param"] == "lines"
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,32 @@ def test_anthropics_sdk_reads_the_list(many: App) -> None:
     assert (shown["has_more"], shown["first_id"], shown["last_id"]) == (False, "m1", "org/model:Q4")
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/m1", "/v1/capabilities", "/v1/stats", "/metrics", "/v1/images/models", "/health"]
+)
+def test_a_query_that_is_not_read_is_reported(many: App, path: str) -> None:
+    answer = many.send("GET", f"{path}?limit=2&after_id=m1")
+    assert answer.status_code == 200
+    assert answer.headers["X-Athena-Compatibility-Ignored"] == "?after_id, ?limit"
+    assert "X-Athena-Compatibility-Ignored" not in many.send("GET", path).headers
+
+
+@pytest.mark.parametrize(
+    ("more", "context"),
+    [
+        ("ctx_size = 8192\nparallel = 2\n", 4096),
+        ("ctx_size = 8192\n", 8192),
+        ('ctx_size = 8192\nparallel = 2\nargs = ["--kv_unified"]\n', 8192),
+        ("parallel = 2\n", None),
+    ],
+)
+def test_the_context_before_a_load_is_that_of_one_slot(tmp_path: Path, more: str, context: int | None) -> None:
+    local = f'id = "local"\n[server]\nhf = "org/model"\n{more}'
+    with app(tmp_path, profiles={"local": local}) as running:
+        shown = running.send("GET", "/v1/models/local").json()
+        assert (shown["max_input_tokens"], shown["context_length"], shown["max_model_len"]) == (context,) * 3
+
+
 def test_codex_reads_the_list(many: App) -> None:
     """`{"models": [...]}` with slug and display_name, whatever version it says in the query."""
     for query in ("", "?client_version=0.171.0", "?client_version="):

@@ -148,6 +148,40 @@ def test_check_names_a_program_that_does_not_run(config: Config, make_profile: M
     assert found == f"{broken} does not run: error: libllama.so not found"
 
 
+def test_check_says_that_another_program_is_no_llama_server(
+    config: Config, make_profile: MakeProfile, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho 'Usage: other'\necho 'or available locally'\nexit 1\n", encoding="utf-8")
+    other.chmod(0o755)
+    (found,) = check_profile(make_profile(binary=str(other)), config)
+    said = "is no llama-server that runs: its --help ends with status 1 and begins with 'Usage: other'"
+    assert found == f"{other} {said}"
+    other.write_text("#!/bin/sh\nexit 1\n# 2\n", encoding="utf-8")
+    (found,) = check_profile(make_profile(binary=str(other), env={"A": "b"}), config)
+    assert found == f"{other} is no llama-server that runs: its --help ends with status 1 and says nothing"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("-t", "banana"), "'-t' needs a whole number, not 'banana'"),
+        (("-t",), "'-t' needs a value"),
+        (("--slot-save-path", "none"), "'--slot-save-path' needs an existing folder, not 'none'"),
+        (("-t", "2", "--slot-save-path", "saved"), None),
+    ],
+)
+def test_check_reads_the_values_that_the_engine_will_read(
+    args: tuple[str, ...], said: str | None, make_profile: MakeProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "saved").mkdir()
+    flags = frozenset({"-t", "--slot-save-path"})
+    monkeypatch.setattr("deck.servers.check._known_flags", lambda binary, env: (flags, None))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    found = check_profile(make_profile(*args, binary=None), Config(), {"PATH": str(tmp_path / "none")})
+    assert found == ([f"[server] args of {tmp_path}/any.toml: {said}"] if said else [])
+
+
 def test_check_asks_for_a_remote_servers_key(config: Config, tmp_path: Path) -> None:
     settings = ServerSettings(url="http://host:1", api_key_env="MY_KEY")
     profile = Profile(id="far", server=settings, source=tmp_path / "far.toml")

@@ -390,3 +390,48 @@ def test_every_row_that_is_not_mapped_gives_its_reason() -> None:
     for table in (FIELDS, MESSAGE):
         for field in table:
             assert field.treatment is Treatment.MAPPED or field.reason, field.name
+
+
+@pytest.mark.parametrize("name", ["continue_final_message", "add_generation_prompt"])
+def test_the_last_message_is_continued(name: str) -> None:
+    messages = [user(), {"role": "assistant", "content": "Once"}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    sent, _ = upstream(body(messages=messages, **{"continue_final_message": True, name: fields[name]}))
+    assert {key: sent[key] for key in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "param", "said"),
+    [
+        (
+            [user()],
+            {},
+            "continue_final_message",
+            "the last message must be the assistant's, which the answer continues",
+        ),
+        ([user()], {"add_generation_prompt": False}, "continue_final_message", "it is a user's"),
+        (
+            [user(), {"role": "assistant", "content": "Once"}],
+            {"add_generation_prompt": True},
+            "add_generation_prompt",
+            "continue_final_message begins no new turn; leave it out, or send false",
+        ),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(messages: Any, fields: Any, param: str, said: str) -> None:
+    error = refusal(body(messages=messages, continue_final_message=True, **fields))
+    assert error.param == param
+    assert said in error.message
+
+
+def test_extra_body_is_not_nested() -> None:
+    error = refusal(body(extra_body={"extra_body": {"top_k": 20}}))
+    assert (error.param, error.code) == ("extra_body.extra_body", "unknown_parameter")
+    assert error.message.endswith("; extra_body is not nested")
+    _, report = upstream(body(extra_body={"extra_body": {"top_k": 20}}), lenient=True)
+    assert ignored(report) == ["extra_body.extra_body"]
+
+
+def test_a_hint_names_only_what_is_much_alike() -> None:
+    assert "did you mean 'temperature'?" in refusal(body(temprature=1)).message
+    assert "did you mean" not in refusal(body(extra_bodies={})).message
