@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from deck import query
 from deck.contracts import ServerState
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, normal_path
 from deck.pipeline import Pipeline
 from deck.profile import Profile
@@ -127,6 +127,8 @@ class Control:
         if path is None or not path.is_file():
             raise DeckError(ErrorKind.NOT_FOUND, f"the model {profile.id!r} has no log: it was not started here yet")
         after, lines = query.number(asked, "after"), query.number(asked, "lines")
+        if lines is not None and lines > _MOST_LINES:
+            raise invalid(f"lines: expected at most {_MOST_LINES}, got {lines}", "lines")
         size = path.stat().st_size
         with path.open("rb") as file:
             # A log that was rotated meanwhile is shorter than what was read of it.
@@ -138,7 +140,7 @@ class Control:
         text = content.decode("utf-8", "replace")
         shown = text.splitlines()
         if after is None:
-            kept = min(_LINES if lines is None else lines, _MOST_LINES)
+            kept = _LINES if lines is None else lines
             shown = shown[max(0, len(shown) - kept) :]
         return 200, {"id": profile.id, "lines": shown, "after": begin + len(content)}
 

@@ -192,7 +192,7 @@ def test_a_body_that_nothing_reads_is_refused(running: App, path: str, known: st
     assert running.send("POST", path, content=b"").status_code == 200
 
 
-@pytest.mark.parametrize("number", ["-1", "x", "9" * 5000])
+@pytest.mark.parametrize("number", ["-1", "x", "9" * 5000, "10001"])
 def test_numbers_of_the_log_are_whole(
     running: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
 ) -> None:
