@@ -1,4 +1,4 @@
-"""Reported failures of calls written as text: section E of the list of cases, by number, on each wire with tools.
+"""Reported failures of calls written as text, above all section E of the list of cases, by number, on each wire.
 
 Each answer is cut into pieces of one character, of seven, and left whole, and read streamed and buffered.
 """
@@ -75,6 +75,8 @@ PLAIN = '<tool_call>{"name":"read_note","arguments":{"path":"%s"}}</tool_call>'
 NOTED = (("read_note", {"path": "a<b>.md"}),)
 
 CASES = [
+    Case("b26", "minimax", text(f"Let me look.{MINIMAX}</minimax:tool_call>"), "Let me look.", (A,)),
+    Case("b109", "qwen", text('<tool_call>\n{"name": "read_note", "arg'), finish=FinishReason.LENGTH),
     Case("b122", "qwen", text("Sure.\n" + xml("a<b>.md")), "Sure.", NOTED),
     Case("b122-no-opener", "qwen", text("Sure.\n" + xml("a<b>.md", "")), "Sure.", NOTED),
     Case("b122-no-closers", "qwen", text("Sure.\n" + xml("a<b>.md", closer="")), "Sure.", NOTED),

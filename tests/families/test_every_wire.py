@@ -14,7 +14,7 @@ from wires import WIRES, Said
 
 from deck.testing.fake_llama import Reply
 from deck.testing.family import TOOLS, Leak
-from deck.testing.frames import content, done, finish, reasoning, role, tool, usage
+from deck.testing.frames import content, done, finish, reasoning, role, text, text_end, tool, usage
 
 SIZES = (1, 7, 1 << 30)
 ALL_WIRES = [name for name, wire in WIRES.items() if not wire.has_text_only]
@@ -69,3 +69,20 @@ def test_every_client_reads_what_was_meant(tmp_path: Path, family: str, wire: st
             said = reads.stream(answer.content) if stream else reads.whole(answer.json())
             where = f"{leak.name} in pieces of {size}, {'streamed' if stream else 'buffered'}"
             assert plain(said) == (leak.says, leak.thinks, list(leak.calls)), where
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "buffered"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_raw_prompt_is_answered_with_what_the_model_wrote(tmp_path: Path, family: str, stream: bool) -> None:
+    leaks = [leak for name, _, leak in CASES if name == family]
+    said = ["".join(part.text for part in leak.parts if not part.name) for leak in leaks]
+    script = [Reply(steps=[text(words), text_end(5, 9), done()]) for words in said]
+    profile = f'id = "leaky"\nfamily = "{family}"\n{{server}}'
+    reads = WIRES["completions"]
+    with app(tmp_path, script, profiles={"leaky": profile}) as running:
+        for words in said:
+            answer = running.send("POST", reads.path, json={**reads.body("hi", stream, 99), "model": "leaky"})
+            assert answer.status_code == 200, answer.text
+            got = reads.stream(answer.content) if stream else reads.whole(answer.json())
+            assert got.text == words
+            assert "x-athena-compatibility-changed" not in answer.headers
