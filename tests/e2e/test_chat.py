@@ -251,7 +251,7 @@ def test_a_grammar_that_cannot_be_read_names_the_clients_field(deck: LiveDeck) -
         ({"json_schema": {"type": "strng"}}, "json_schema.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strng"}}}},
-            "response_format.type",
+            "response_format.json_schema.schema.type",
         ),
     ],
 )

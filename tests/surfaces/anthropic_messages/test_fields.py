@@ -163,7 +163,6 @@ def test_max_tokens_may_be_left_out() -> None:
         ({"thinking": {"type": "adaptive", "display": "summarized"}}, "thinking.display"),
         ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
         ({"thinking": {"type": "adaptive", "display": "highlights"}}, "thinking.display"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}, "reasoning_format": "none"}, "reasoning_format"),
         ({"thinking": {"type": "adaptive", "block_binding": "x"}}, "thinking.block_binding"),
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "output_config.effort"),
         ({"reasoning_budget_message": "enough"}, "reasoning_budget_message"),
@@ -255,6 +254,7 @@ def test_an_effort_that_the_template_does_not_know_is_reported() -> None:
         ({"thinking": True}, "thinking"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "display": "full"}}, "thinking.display"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}, "reasoning_format": "none"}, "reasoning_format"),
         ({"thinking": {"type": "adaptive", "effort": "high"}}, "thinking.effort"),
         ({"thinking": {"type": "disabled"}, "reasoning_budget_tokens": 8}, "reasoning_budget_tokens"),
         (
