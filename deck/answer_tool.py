@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from deck.canon.events import Event, Finish, FinishReason, PartDelta, PartEnd, PartStart
+from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart
 from deck.canon.request import ChatRequest, Tool, ToolChoice
 from deck.normalize.report import Report
 
 _NAME = "answer"
+_ANY: Mapping[str, Any] = {"type": "object"}
+_DEEPEST = 8
 _TOLD = "Give the final answer to the user, once no other tool is needed."
 
 
@@ -22,7 +24,8 @@ def with_answer_tool(request: ChatRequest, report: Report) -> tuple[ChatRequest,
     """Return the request as llama-server can hold to all of it, and the name of the tool that was added, "" = none.
 
     Where the client demands a call, the form has no text to shape and is left out. A schema that no tool can have, as
-    it is not of an object, keeps its grammar, and the tools are reported.
+    it is not of an object, keeps its grammar, and the tools are reported; so does the form of an answer that the client
+    has begun.
     """
     output, choice = request.output, request.tool_choice
     if output is None or output.kind == "grammar" or not request.tools or (choice and choice.mode == "none"):
@@ -31,9 +34,14 @@ def with_answer_tool(request: ChatRequest, report: Report) -> tuple[ChatRequest,
         why = "a call is demanded, so there is no text for the form to shape"
         report.changed(output.path, why, shown=f"{output.path}>tool_choice")
         return replace(request, output=None), ""
-    schema: Mapping[str, Any] = {"type": "object"} if output.kind == "json_object" else output.schema or {}
-    if schema.get("type") != "object":
-        why = "the grammar of the answer's form has no room for calls; a schema of type object has"
+    schema = _ANY if output.kind == "json_object" else _object(output.schema or {})
+    is_begun = bool(request.messages) and request.messages[-1].role == "assistant"
+    if schema is None or is_begun:
+        why = "the grammar of the answer's form has no room for calls; " + (
+            "an answer that the last message begins can be no call"
+            if is_begun
+            else "a schema of type object would have"
+        )
         report.ignored("tools", f"{output.path}: {why}", field="tools")
         return request, ""
     taken = {tool.name for tool in request.tools}
@@ -54,40 +62,93 @@ def with_answer_tool(request: ChatRequest, report: Report) -> tuple[ChatRequest,
     )
 
 
+def _object(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a schema that can only hold for objects with `type` said at its root, None = it may hold for others."""
+    root, seen = schema, 0
+    while isinstance(reference := root.get("$ref"), str) and seen < _DEEPEST:
+        kind, _, name = reference.removeprefix("#/").partition("/")
+        defined = schema.get(kind) if kind in ("$defs", "definitions") else None
+        found = defined.get(name) if isinstance(defined, dict) else None
+        if not isinstance(found, dict):
+            return None
+        root, seen = found, seen + 1
+    if root is not schema:
+        root = {**root, **{name: schema[name] for name in ("$defs", "definitions") if name in schema}}
+    if root.get("type") == "object":
+        return root
+    if root.get("type") == ["object"] or ("type" not in root and isinstance(root.get("properties"), dict)):
+        return {**root, "type": "object"}
+    return None
+
+
 class AnswerText:
     """A filter that turns the call of the added tool into the text that the client asked for.
 
+    What a model says before it answers would break the form, so it is held back until its place is known: a thought
+    before the answer, text before another call or where nothing follows.
+
     Args:
         name: of the tool.
-        report: gets a note where the model answers more than once; the first answer counts.
+        report: gets a note of such a thought, and where the model answers more than once; the first answer counts.
     """
 
     def __init__(self, name: str, report: Report) -> None:
         self._name = name
         self._report = report
-        self._is_answered = self._is_called = self._is_out = False
+        self._is_answered = self._is_called = self._is_out = self._is_held = False
         self._index = -1
+        self._held: list[PartStart | PartDelta | PartEnd] = []
 
     def feed(self, event: Event) -> Iterator[Event]:
         """Return what becomes of `event`."""
         match event:
+            case PartStart(kind="text"):
+                self._is_held, self._is_out = True, False
+                self._held.append(event)
             case PartStart():
-                is_answer = event.kind == "tool_call" and event.tool_name == self._name
-                self._is_out = is_answer and self._is_answered
-                if self._is_out:
-                    self._report.changed("tools", "the model answered again; the first answer counts", shown="text>out")
-                    return
-                self._index += 1
-                if is_answer:
-                    self._is_answered = True
-                    yield PartStart(self._index, "text")
-                    return
-                self._is_called = self._is_called or event.kind == "tool_call"
-                yield replace(event, index=self._index)
+                yield from self._start(event)
             case PartDelta() | PartEnd():
-                if not self._is_out:
+                if self._is_held:
+                    self._held.append(event)
+                elif not self._is_out:
                     yield event if event.index == self._index else replace(event, index=self._index)
-            case Finish(reason=FinishReason.TOOL_CALLS) if not self._is_called:
-                yield replace(event, reason=FinishReason.STOP)
+            case Finish():
+                yield from self._let_go("text")
+                if event.reason is FinishReason.TOOL_CALLS and not self._is_called:
+                    event = replace(event, reason=FinishReason.STOP)
+                yield event
+            case Failed():
+                yield from self._let_go("text")
+                yield event
             case _:
                 yield event
+
+    def _start(self, event: PartStart) -> Iterator[Event]:
+        is_answer = event.kind == "tool_call" and event.tool_name == self._name
+        self._is_out = is_answer and self._is_answered
+        yield from self._let_go("reasoning" if is_answer and not self._is_out else "text")
+        if self._is_out:
+            self._report.changed("tools", "the model answered again; the first answer counts", shown="text>out")
+            return
+        self._index += 1
+        if is_answer:
+            self._is_answered = True
+            yield PartStart(self._index, "text")
+            return
+        self._is_called = self._is_called or event.kind == "tool_call"
+        yield replace(event, index=self._index)
+
+    def _let_go(self, kind: Literal["text", "reasoning"]) -> Iterator[Event]:
+        """Let go what is held back, as parts of a kind; blanks before an answer belong to how it is written."""
+        held, self._held, self._is_held = self._held, [], False
+        said = "".join(item.text for item in held if isinstance(item, PartDelta))
+        if kind == "reasoning":
+            if not said.strip():
+                return
+            self._report.changed("tools", "what the model said before its answer is a thought", shown="text>reasoning")
+        for item in held:
+            if isinstance(item, PartStart):
+                self._index += 1
+                yield PartStart(self._index, kind)
+            else:
+                yield replace(item, index=self._index)

@@ -39,6 +39,7 @@ from deck.upstream.transport import RawResponse
 
 _LENIENT = "lenient"
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
+_UNBEGUN = re.compile(r"initialize samplers", re.IGNORECASE)
 _SCHEMA = re.compile(r"json[_ ]schema", re.IGNORECASE)
 _TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
 Taker = Callable[[list[Event]], Awaitable[None] | None]
@@ -423,6 +424,11 @@ def _blame(error: DeckError, request: Request) -> None:
     if error.kind is ErrorKind.INVALID_REQUEST and error.param is None and _GRAMMAR.search(error.message):
         has_tools = isinstance(request, ChatRequest) and request.tools
         error.param = request.output.path if request.output else "tools" if has_tools else None
+    if _UNBEGUN.search(error.message) and request.output is not None and isinstance(request, ChatRequest):
+        last = request.messages[-1]
+        if last.role == "assistant":
+            error.param = last.origin
+            error.message = f"{last.origin}: it begins the answer, but not as {request.output.path} wants it to begin"
     if error.param is None and isinstance(request, TextRequest) and _TOKENS.search(error.message):
         error.param = "prompt"
 

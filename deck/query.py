@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_plus
 
 from deck.body import ClientGone
 from deck.errors import DeckError, ErrorKind, invalid
@@ -104,5 +104,5 @@ async def _is_empty(receive: Receive) -> bool:
 def ignore(query: bytes, report: Report) -> None:
     """Report the parameters of a route that reads none, though clients send some."""
     for item in query.decode("latin-1").split("&")[:_MOST_PARAMETERS]:
-        if name := item.partition("=")[0]:
+        if name := unquote_plus(item.partition("=")[0]):
             report.ignored(f"?{name}", "this route reads no query", field="other")

@@ -39,11 +39,21 @@ def check_answer(answer: Answer, request: Request, report: Report) -> None:
     if answer.finish.reason not in _WHOLE:
         return
     text = "".join(part.text for part in answer.parts if isinstance(part, Text))
+    if text:
+        text = _begun(request) + text
     if request.output is not None and text and answer.finish.reason is FinishReason.STOP:
         _check_output(text, request.output, report)
     calls = [part for part in answer.parts if isinstance(part, ToolCall)]
     if calls and isinstance(request, ChatRequest):
         _check_calls(calls, {tool.name: tool for tool in request.tools}, report)
+
+
+def _begun(request: Request) -> str:
+    """Return what the client itself began the answer with."""
+    last = request.messages[-1] if isinstance(request, ChatRequest) and request.messages else None
+    if last is None or last.role != "assistant":
+        return ""
+    return "".join(part.text for part in last.parts if isinstance(part, Text))
 
 
 def _check_output(text: str, output: Output, report: Report) -> None:

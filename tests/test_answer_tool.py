@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from app_support import app
 
 from deck.answer_tool import AnswerText, with_answer_tool
-from deck.canon.events import Event, Finish, FinishReason, PartDelta, PartEnd, PartStart, Start, Usage
+from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Start, Usage
 from deck.canon.grammar import GrammarChecker
-from deck.canon.request import ChatRequest, Output, Tool, ToolChoice
+from deck.canon.request import ChatRequest, Message, Output, Text, Tool, ToolChoice
+from deck.errors import DeckError, ErrorKind
 from deck.normalize.report import Report
 from deck.testing.fake_llama import Reply
 from deck.testing.frames import done, finish, role, tool, usage
@@ -52,7 +55,42 @@ def test_a_demanded_call_leaves_the_form_out(names: tuple[str, ...] | None) -> N
     assert report.headers() == [("X-Athena-Compatibility-Changed", "response_format>tool_choice")]
 
 
-@pytest.mark.parametrize("schema", [{"type": "array"}, {"anyOf": [{"type": "object"}]}, {}])
+@pytest.mark.parametrize(
+    ("schema", "sent"),
+    [
+        ({"type": ["object"]}, {"type": "object"}),
+        ({"properties": {"x": {}}}, {"type": "object", "properties": {"x": {}}}),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "object"}}},
+            {"type": "object", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "object"}}},
+        ),
+    ],
+)
+def test_what_means_an_object_is_one(schema: dict[str, Any], sent: dict[str, Any]) -> None:
+    made, name = with_answer_tool(request(Output("json_schema", schema, "form")), Report())
+    assert name
+    assert made.tools[-1].parameters == sent
+
+
+def test_an_answer_that_is_begun_keeps_its_form() -> None:
+    report = Report()
+    begun = replace(request(SCHEMA), messages=(Message("assistant", (Text("{"),), "messages[0]"),))
+    assert with_answer_tool(begun, report) == (begun, "")
+    assert report.headers() == [("X-Athena-Compatibility-Ignored", "tools")]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array"},
+        {"anyOf": [{"type": "object"}]},
+        {},
+        {"$ref": "#/$defs/a"},
+        {"$ref": "#/$defs/a", "$defs": []},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+        {"$ref": "https://example.org/"},
+    ],
+)
 def test_a_form_that_no_tool_can_have_is_reported(schema: dict[str, Any]) -> None:
     report, asked = Report(), request(Output("json_schema", schema, "form"))
     assert with_answer_tool(asked, report) == (asked, "")
@@ -109,6 +147,45 @@ def test_a_second_answer_is_left_out_with_a_note() -> None:
     assert [(item.index, item.kind) for item in made if isinstance(item, PartStart)] == [(0, "text"), (1, "tool_call")]
     assert [item.index for item in made if isinstance(item, PartEnd)] == [0, 1]
     assert [note.shown for note in report.notes] == ["text>out"]
+
+
+def written(index: int, text: str) -> Iterator[Event]:
+    yield PartStart(index, "text")
+    yield PartDelta(index, text)
+    yield PartEnd(index)
+
+
+def parts(made: list[Event]) -> list[tuple[str, str]]:
+    return [
+        (start.kind, delta.text)
+        for start, delta in itertools.pairwise(made)
+        if isinstance(start, PartStart) and isinstance(delta, PartDelta)
+    ]
+
+
+def test_what_is_said_before_the_answer_is_a_thought() -> None:
+    made, report = filtered(written(0, "Let me see. "), called(1, "answer"))
+    assert parts(made) == [("reasoning", "Let me see. "), ("text", '{"x":1}')]
+    assert [note.shown for note in report.notes] == ["text>reasoning"]
+    made, report = filtered(written(0, "\n\n"), called(1, "answer"))
+    assert parts(made) == [("text", '{"x":1}')]
+    assert not report.notes
+
+
+def test_what_is_said_otherwise_is_text() -> None:
+    made, report = filtered(written(0, "Let me see. "), called(1, "now", "{}"))
+    assert parts(made) == [("text", "Let me see. "), ("tool_call", "{}")]
+    made, _ = filtered(written(0, "No."), reason=FinishReason.STOP)
+    assert parts(made) == [("text", "No.")]
+    assert not report.notes
+
+
+def test_what_is_held_when_the_answer_breaks_off_is_let_go() -> None:
+    answer = AnswerText("answer", Report())
+    failed = Failed(DeckError(ErrorKind.UPSTREAM, "gone"))
+    begun = [PartStart(0, "text"), PartDelta(0, "Le")]
+    made = [item for event in (*begun, failed) for item in answer.feed(event)]
+    assert made == [*begun, failed]
 
 
 def test_a_cut_answer_ends_by_the_limit() -> None:

@@ -43,6 +43,11 @@ def _continued(request: ChatRequest) -> ChatRequest:
         where = "continue_final_message"
         message = f"{where}: the last message must be the assistant's, which the answer continues; it is a {last}'s"
         raise invalid(message, where, "unsupported_value")
+    if request.messages and any(isinstance(part, ToolCall) for part in request.messages[-1].parts):
+        where = "continue_final_message"
+        raise invalid(
+            f"{where}: a message that calls tools is complete; send their results", where, "unsupported_value"
+        )
     if request.extra.get("add_generation_prompt"):
         where = "add_generation_prompt"
         message = f"{where}: continue_final_message begins no new turn; leave it out, or send false"

@@ -82,3 +82,35 @@ def test_no_tools_but_the_form(deck: LiveDeck, wire: str) -> None:
     said, answer = asked(deck, wire, "Hello", False, tool_choice=none)
     assert set(json.loads(said.text)) == {"report"}
     assert PATHS[wire] not in answer.headers.get(CHANGED, "")
+
+
+@both_ways
+@on_every_wire
+def test_prose_before_the_answer_does_not_break_the_form(deck: LiveDeck, wire: str, stream: bool) -> None:
+    said, _ = asked(deck, wire, "Hello", stream, logit_bias=[["get", -100]])
+    assert not said.calls
+    assert set(json.loads(said.text)) == {"report"}
+    assert said.reasoning
+
+
+@pytest.mark.parametrize("begun", ["He", "Sure: "])
+def test_a_beginning_that_is_none_of_the_form_is_refused(deck: LiveDeck, begun: str) -> None:
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": begun}]
+    body = {"model": "tiny-chat", "messages": turns, "response_format": {"type": "json_object"}, "max_tokens": 30}
+    with deck.client() as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[1]"
+    assert "response_format" in answer.json()["error"]["message"]
+
+
+def test_a_form_is_checked_with_its_beginning(deck: LiveDeck) -> None:
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": '{"report":'}]
+    form = {"type": "json_schema", "json_schema": {"name": "report", "schema": FORM, "strict": True}}
+    body = {"model": "tiny-chat", "messages": turns, "continue_final_message": True, "response_format": form}
+    with deck.client() as client:
+        answer = client.post("/v1/chat/completions", json={**body, "max_tokens": 99, "temperature": 0})
+    assert answer.status_code == 200, answer.text
+    content = answer.json()["choices"][0]["message"]["content"]
+    assert set(json.loads(turns[1]["content"] + content)) == {"report"}
+    assert IGNORED not in answer.headers

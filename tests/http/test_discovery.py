@@ -63,6 +63,8 @@ def test_a_query_that_is_not_read_is_reported(many: App, path: str) -> None:
     assert answer.status_code == 200
     assert answer.headers["X-Athena-Compatibility-Ignored"] == "?after_id, ?limit"
     assert "X-Athena-Compatibility-Ignored" not in many.send("GET", path).headers
+    odd = many.send("GET", f"{path}?a%20b=1&%C3%A9")
+    assert odd.headers["X-Athena-Compatibility-Ignored"] == "?%C3%A9, ?a%20b"
 
 
 @pytest.mark.parametrize(

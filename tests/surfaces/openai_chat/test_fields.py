@@ -158,6 +158,7 @@ def test_an_effort_the_template_lacks_becomes_the_nearest(asked: str, near: str)
     assert upstream(body(reasoning_effort=asked), knows)[0]["reasoning_effort"] == asked
 
 
+CALLING = {"id": "abc123def", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 DATED = {"type": "object", "properties": {"a": {"type": "number", "minimum": 1}}}
 
 
@@ -415,6 +416,12 @@ def test_the_last_message_is_continued(name: str) -> None:
             {"add_generation_prompt": True},
             "add_generation_prompt",
             "continue_final_message begins no new turn; leave it out, or send false",
+        ),
+        (
+            [user(), {"role": "assistant", "content": None, "tool_calls": [CALLING]}],
+            {},
+            "continue_final_message",
+            "a message that calls tools is complete",
         ),
     ],
 )
