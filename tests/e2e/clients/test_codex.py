@@ -126,11 +126,16 @@ async def test_an_answer_in_a_schema_is_asked_of_the_model(theatre: Theatre, tmp
         "required": ["colour"],
         "additionalProperties": False,
     }
-    async with theatre.stage(tmp_path, says('{"colour": "purple"}')) as stage:
+    async with theatre.stage(tmp_path, calls(("answer", {"colour": "purple"}))) as stage:
         path = stage.write("schema.json", json.dumps(schema))
         ran = await codex(stage, "Which colour?", "--output-schema", str(path))
-        assert (ran.code, ran.out.strip()) == (0, '{"colour": "purple"}'), ran
-        assert stage.bodies[0]["response_format"]["json_schema"]["schema"] == schema
+        assert (ran.code, json.loads(ran.out)) == (0, {"colour": "purple"}), ran
+        # Beside Codex's own tools, which a grammar for the answer would keep from being called.
+        [body] = stage.bodies
+        assert len(body["tools"]) > 1
+        assert body["tools"][-1]["function"]["name"] == "answer"
+        assert body["tools"][-1]["function"]["parameters"] == schema
+        assert body["tool_choice"] == "required"
 
 
 @bounded
