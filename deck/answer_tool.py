@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart
 from deck.canon.request import ChatRequest, Tool, ToolChoice
+from deck.contracts import Facts
 from deck.normalize.report import Report
 
 _NAME = "answer"
@@ -20,12 +21,12 @@ _DEEPEST = 8
 _TOLD = "Give the final answer to the user, once no other tool is needed."
 
 
-def with_answer_tool(request: ChatRequest, report: Report) -> tuple[ChatRequest, str]:
+def with_answer_tool(request: ChatRequest, facts: Facts, report: Report) -> tuple[ChatRequest, str]:
     """Return the request as llama-server can hold to all of it, and the name of the tool that was added, "" = none.
 
     Where the client demands a call, the form has no text to shape and is left out. A schema that no tool can have, as
     it is not of an object, keeps its grammar, and the tools are reported; so does the form of an answer that the client
-    has begun.
+    has begun. Where the template shows no tools, llama-server holds no call to a schema, so that the form is reported.
     """
     output, choice = request.output, request.tool_choice
     if output is None or output.kind == "grammar" or not request.tools or (choice and choice.mode == "none"):
@@ -51,15 +52,12 @@ def with_answer_tool(request: ChatRequest, report: Report) -> tuple[ChatRequest,
     why = "beside tools, the form is one more tool for the model, and its call is sent as the answer's text"
     report.changed(output.path, why, shown=f"{output.path}>tools")
     names = None if choice is None or choice.names is None else (*choice.names, name)
-    return (
-        replace(
-            request,
-            tools=(*request.tools, Tool(name, _TOLD, schema, path=output.schema_path or output.path)),
-            tool_choice=ToolChoice("required", names),
-            output=None,
-        ),
-        name,
-    )
+    is_shown = facts.template_caps.get("supports_tools") is not False
+    if not is_shown:
+        report.ignored(output.path, "llama-server holds calls to no schema where the template shows no tools")
+    tool = Tool(name, _TOLD, schema, path=output.schema_path or output.path)
+    choice = ToolChoice("required" if is_shown else "auto", names)
+    return replace(request, tools=(*request.tools, tool), tool_choice=choice, output=None), name
 
 
 def _object(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -84,71 +82,75 @@ def _object(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
 class AnswerText:
     """A filter that turns the call of the added tool into the text that the client asked for.
 
-    What a model says before it answers would break the form, so it is held back until its place is known: a thought
-    before the answer, text before another call or where nothing follows.
+    What a model says beside its answer would break the form, so text is held back until its place is known: thoughts
+    where the answer follows or came before, else the text that it is.
 
     Args:
         name: of the tool.
-        report: gets a note of such a thought, and where the model answers more than once; the first answer counts.
+        report: gets a note of such thoughts, and where the model answers more than once; the first answer counts.
     """
 
     def __init__(self, name: str, report: Report) -> None:
         self._name = name
         self._report = report
-        self._is_answered = self._is_called = self._is_out = self._is_held = False
+        self._is_answered = self._is_called = self._is_out = self._is_holding = False
         self._index = -1
-        self._held: list[PartStart | PartDelta | PartEnd] = []
+        self._held: list[tuple[PartStart, list[PartDelta | PartEnd]]] = []
 
     def feed(self, event: Event) -> Iterator[Event]:
         """Return what becomes of `event`."""
         match event:
-            case PartStart(kind="text"):
-                self._is_held, self._is_out = True, False
-                self._held.append(event)
             case PartStart():
                 yield from self._start(event)
             case PartDelta() | PartEnd():
-                if self._is_held:
-                    self._held.append(event)
+                if self._is_holding:
+                    self._held[-1][1].append(event)
                 elif not self._is_out:
                     yield event if event.index == self._index else replace(event, index=self._index)
             case Finish():
-                yield from self._let_go("text")
+                yield from self._let_go()
                 if event.reason is FinishReason.TOOL_CALLS and not self._is_called:
                     event = replace(event, reason=FinishReason.STOP)
                 yield event
             case Failed():
-                yield from self._let_go("text")
+                yield from self._let_go()
                 yield event
             case _:
                 yield event
 
     def _start(self, event: PartStart) -> Iterator[Event]:
+        self._is_out = False
+        # A thought behind text that is held must not overtake it.
+        self._is_holding = event.kind == "text" or (event.kind == "reasoning" and bool(self._held))
+        if self._is_holding:
+            self._held.append((event, []))
+            return
         is_answer = event.kind == "tool_call" and event.tool_name == self._name
         self._is_out = is_answer and self._is_answered
-        yield from self._let_go("reasoning" if is_answer and not self._is_out else "text")
+        self._is_answered = self._is_answered or is_answer
+        yield from self._let_go()
         if self._is_out:
             self._report.changed("tools", "the model answered again; the first answer counts", shown="text>out")
-            return
-        self._index += 1
-        if is_answer:
-            self._is_answered = True
-            yield PartStart(self._index, "text")
-            return
-        self._is_called = self._is_called or event.kind == "tool_call"
-        yield replace(event, index=self._index)
+        elif is_answer:
+            yield self._next(PartStart(0, "text"))
+        else:
+            self._is_called = self._is_called or event.kind == "tool_call"
+            yield self._next(event)
 
-    def _let_go(self, kind: Literal["text", "reasoning"]) -> Iterator[Event]:
-        """Let go what is held back, as parts of a kind; blanks before an answer belong to how it is written."""
-        held, self._held, self._is_held = self._held, [], False
-        said = "".join(item.text for item in held if isinstance(item, PartDelta))
-        if kind == "reasoning":
-            if not said.strip():
-                return
-            self._report.changed("tools", "what the model said before its answer is a thought", shown="text>reasoning")
-        for item in held:
-            if isinstance(item, PartStart):
-                self._index += 1
-                yield PartStart(self._index, kind)
-            else:
+    def _next(self, start: PartStart) -> PartStart:
+        self._index += 1
+        return replace(start, index=self._index)
+
+    def _let_go(self) -> Iterator[Event]:
+        """Let go what is held back; blanks beside an answer belong to how it is written."""
+        held, self._held, self._is_holding = self._held, [], False
+        for start, rest in held:
+            if self._is_answered and start.kind == "text":
+                if not any(item.text.strip() for item in rest if isinstance(item, PartDelta)):
+                    continue
+                start = replace(start, kind="reasoning")
+                why = "what the model said beside its answer is a thought"
+                self._report.changed("tools", why, shown="text>reasoning")
+            yield self._next(start)
+            for item in rest:
                 yield replace(item, index=self._index)

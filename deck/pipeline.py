@@ -196,7 +196,7 @@ class Pipeline:
         request = add_stops(repair_history(request, report), family.stops())
         note_schemas(request, report)
         output = request.output
-        request, answer_tool = with_answer_tool(request, report)
+        request, answer_tool = with_answer_tool(request, facts, report)
         request = _plugin(family.name, family.adapt, request, facts, report)
         _check_measured(request, facts)
         _check_biases(request, facts, exchange.parsed.paths)
@@ -410,7 +410,7 @@ def _filter_of(shaped: Shaped, exchange: Exchange) -> Filter | None:
     if family is None or not isinstance(request, ChatRequest):
         return None
     if shaped.answer_tool:
-        request = replace(request, output=None)
+        request = replace(request, output=None)  # a call that is nothing but JSON is the answer
     found: Filter | None = _plugin(family.name, family.filter, request, exchange.report, exchange.seed)
     if shaped.answer_tool:
         found = kit.chain((found, AnswerText(shaped.answer_tool, exchange.report)))
@@ -428,7 +428,8 @@ def _blame(error: DeckError, request: Request) -> None:
         last = request.messages[-1]
         if last.role == "assistant":
             error.param = last.origin
-            error.message = f"{last.origin}: it begins the answer, but not as {request.output.path} wants it to begin"
+            why = f"it begins the answer, and llama-server cannot go on from it as {request.output.path} says"
+            error.message = f"{last.origin}: {why}: {error.message}"
     if error.param is None and isinstance(request, TextRequest) and _TOKENS.search(error.message):
         error.param = "prompt"
 

@@ -15,6 +15,7 @@ from deck.answer_tool import AnswerText, with_answer_tool
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Start, Usage
 from deck.canon.grammar import GrammarChecker
 from deck.canon.request import ChatRequest, Message, Output, Text, Tool, ToolChoice
+from deck.contracts import Facts
 from deck.errors import DeckError, ErrorKind
 from deck.normalize.report import Report
 from deck.testing.fake_llama import Reply
@@ -22,6 +23,7 @@ from deck.testing.frames import done, finish, role, tool, usage
 
 FORM = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 OBJECT, SCHEMA = Output("json_object"), Output("json_schema", FORM, "form")
+FACTS = Facts(template_caps={"supports_tools": True})
 CHANGED, IGNORED = "x-athena-compatibility-changed", "x-athena-compatibility-ignored"
 
 
@@ -33,7 +35,7 @@ def request(output: Output | None, choice: ToolChoice | None = None, names: tupl
 @pytest.mark.parametrize("choice", [None, ToolChoice("auto"), ToolChoice("auto", ("now",))])
 def test_the_form_is_one_more_tool(output: Output, choice: ToolChoice | None) -> None:
     report = Report()
-    sent, name = with_answer_tool(request(output, choice), report)
+    sent, name = with_answer_tool(request(output, choice), FACTS, report)
     assert name == "answer"
     assert [item.name for item in sent.tools] == ["now", "answer"]
     assert sent.tools[1].parameters == (output.schema or {"type": "object"})
@@ -42,15 +44,23 @@ def test_the_form_is_one_more_tool(output: Output, choice: ToolChoice | None) ->
     assert report.headers() == [("X-Athena-Compatibility-Changed", "response_format>tools")]
 
 
+def test_a_template_without_tools_holds_no_form() -> None:
+    report, facts = Report(), Facts(template_caps={"supports_tools": False})
+    sent, name = with_answer_tool(request(SCHEMA, ToolChoice("auto", ("now",))), facts, report)
+    assert name == "answer"
+    assert sent.tool_choice == ToolChoice("auto", ("now", "answer"))
+    assert dict(report.headers())["X-Athena-Compatibility-Ignored"] == "response_format"
+
+
 def test_its_name_is_its_own() -> None:
-    sent, name = with_answer_tool(request(OBJECT, names=("answer", "answer_2")), Report())
+    sent, name = with_answer_tool(request(OBJECT, names=("answer", "answer_2")), FACTS, Report())
     assert name == "answer_3" == sent.tools[-1].name
 
 
 @pytest.mark.parametrize("names", [None, ("now",)])
 def test_a_demanded_call_leaves_the_form_out(names: tuple[str, ...] | None) -> None:
     report, choice = Report(), ToolChoice("required", names)
-    sent, name = with_answer_tool(request(SCHEMA, choice), report)
+    sent, name = with_answer_tool(request(SCHEMA, choice), FACTS, report)
     assert (sent.output, sent.tool_choice, name) == (None, choice, "")
     assert report.headers() == [("X-Athena-Compatibility-Changed", "response_format>tool_choice")]
 
@@ -67,7 +77,7 @@ def test_a_demanded_call_leaves_the_form_out(names: tuple[str, ...] | None) -> N
     ],
 )
 def test_what_means_an_object_is_one(schema: dict[str, Any], sent: dict[str, Any]) -> None:
-    made, name = with_answer_tool(request(Output("json_schema", schema, "form")), Report())
+    made, name = with_answer_tool(request(Output("json_schema", schema, "form")), FACTS, Report())
     assert name
     assert made.tools[-1].parameters == sent
 
@@ -75,7 +85,7 @@ def test_what_means_an_object_is_one(schema: dict[str, Any], sent: dict[str, Any
 def test_an_answer_that_is_begun_keeps_its_form() -> None:
     report = Report()
     begun = replace(request(SCHEMA), messages=(Message("assistant", (Text("{"),), "messages[0]"),))
-    assert with_answer_tool(begun, report) == (begun, "")
+    assert with_answer_tool(begun, FACTS, report) == (begun, "")
     assert report.headers() == [("X-Athena-Compatibility-Ignored", "tools")]
 
 
@@ -93,7 +103,7 @@ def test_an_answer_that_is_begun_keeps_its_form() -> None:
 )
 def test_a_form_that_no_tool_can_have_is_reported(schema: dict[str, Any]) -> None:
     report, asked = Report(), request(Output("json_schema", schema, "form"))
-    assert with_answer_tool(asked, report) == (asked, "")
+    assert with_answer_tool(asked, FACTS, report) == (asked, "")
     assert report.headers() == [("X-Athena-Compatibility-Ignored", "tools")]
 
 
@@ -104,7 +114,7 @@ def test_a_form_that_no_tool_can_have_is_reported(schema: dict[str, Any]) -> Non
 )
 def test_nothing_is_changed_without_both(asked: ChatRequest) -> None:
     report = Report()
-    assert with_answer_tool(asked, report) == (asked, "")
+    assert with_answer_tool(asked, FACTS, report) == (asked, "")
     assert not report.notes
 
 
@@ -170,6 +180,28 @@ def test_what_is_said_before_the_answer_is_a_thought() -> None:
     made, report = filtered(written(0, "\n\n"), called(1, "answer"))
     assert parts(made) == [("text", '{"x":1}')]
     assert not report.notes
+
+
+def thought(index: int, text: str) -> Iterator[Event]:
+    yield PartStart(index, "reasoning")
+    yield PartDelta(index, text)
+    yield PartEnd(index)
+
+
+def test_what_is_said_behind_the_answer_is_a_thought() -> None:
+    made, report = filtered(called(0, "answer"), written(1, "That is all."), reason=FinishReason.STOP)
+    assert parts(made) == [("text", '{"x":1}'), ("reasoning", "That is all.")]
+    assert [note.shown for note in report.notes] == ["text>reasoning"]
+    made, report = filtered(called(0, "answer"), written(1, " \n"), reason=FinishReason.STOP)
+    assert parts(made) == [("text", '{"x":1}')]
+    assert not report.notes
+
+
+def test_thoughts_do_not_settle_what_is_held() -> None:
+    made, _ = filtered(thought(0, "a"), written(1, "b"), thought(2, "c"), called(3, "answer"))
+    assert parts(made) == [("reasoning", "a"), ("reasoning", "b"), ("reasoning", "c"), ("text", '{"x":1}')]
+    made, _ = filtered(written(0, "b"), thought(1, "c"), called(2, "now", "{}"))
+    assert parts(made) == [("text", "b"), ("reasoning", "c"), ("tool_call", "{}")]
 
 
 def test_what_is_said_otherwise_is_text() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from deck import __version__, json
-from deck.contracts import Address, Server
+from deck.contracts import Address, Server, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.upstream.failures import upstream_error
 from deck.upstream.transport import Prepared, RawResponse, Target, TimeLimits, Transport
@@ -201,6 +201,9 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
         # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(server.wait_ended(), _END_WAIT)
+        if server.state in (ServerState.DRAINING, ServerState.STOPPED):
+            message = f"the llama-server of {name!r} was stopped before the answer ended"
+            return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=2)
     reason = server.reason or f"{type(exc).__name__}: {exc}"
     kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
     return DeckError(kind, f"the llama-server of {name!r} broke off: {reason}", retry_after=2)
