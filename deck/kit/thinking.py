@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -13,7 +14,7 @@ from deck.normalize.repairs import LEAKED_THINKING
 from deck.normalize.report import Report
 
 
-class _TextFilter:
+class _TextFilter(abc.ABC):
     """A filter of the text of text parts; all else passes, its indices counted anew."""
 
     def __init__(self, report: Report) -> None:
@@ -77,14 +78,17 @@ class _TextFilter:
                 field=LEAKED_THINKING,
             )
 
+    @abc.abstractmethod
     def begin(self) -> None:
-        raise NotImplementedError
+        """Start on a new text."""
 
+    @abc.abstractmethod
     def more(self, text: str) -> None:
-        raise NotImplementedError
+        """Take more of the text."""
 
+    @abc.abstractmethod
     def end(self) -> None:
-        raise NotImplementedError
+        """Let go what is held: the text is over."""
 
 
 class ThinkTags(_TextFilter):
@@ -218,9 +222,9 @@ class _Marked(_TextFilter):
 
     _next: PartKind | None = None
 
+    @abc.abstractmethod
     def _mark(self, place: int, mark: str, *, is_end: bool) -> int | None:
         """Return how long the mark at a place is, with its kind in `_next`; 0 = it is text, None = more must come."""
-        raise NotImplementedError
 
 
 class HarmonyChannels(_Marked):

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from e2e.live import ROOT, LiveDeck, children, live_deck, until
 from engine_support import MODEL, needs_engine
+from wires import WIRES
 
 TINY = f'id = "small"\n[server]\nmodel = "{MODEL}"\nctx_size = 4096\nargs = ["--threads", "1"]\n'
 
@@ -51,6 +52,25 @@ def test_a_model_from_load_to_unload(tmp_path: Path) -> None:
         run(deck, "unload", "small")
         until(lambda: row(deck, "small")[1] == "stopped", what="an unloaded model")
         assert children(deck.process.pid) == []
+
+
+@pytest.mark.engine
+@needs_engine
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_unload_at_once_ends_a_stream_in_its_wire_s_error(tmp_path: Path, wire: str) -> None:
+    reads = WIRES[wire]
+    body = {**reads.body("Count to 10", True, 2000), "model": "small", "ignore_eos": True}
+    with live_deck(tmp_path, profiles={"small": TINY}) as deck, deck.client() as client:
+        with client.stream("POST", reads.path, json=body) as answer:
+            pieces = answer.iter_bytes()
+            data = next(pieces)
+            # Not by the command, which takes longer to start than this model to answer.
+            assert client.post("/deck/servers/small/unload?now").json()["unload"] == "stopped"
+            data += b"".join(pieces)
+        said = reads.stream(data)
+        assert said.error == "the llama-server of 'small' was stopped before the answer ended"
+        assert children(deck.process.pid) == []
+        assert ask(client, "small").status_code == 200
 
 
 @pytest.mark.engine

@@ -81,18 +81,21 @@ def test_a_model_in_use_is_unloaded_later(running: App) -> None:
 def test_a_server_that_takes_long_to_stop_is_stopping(
     running: App, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    stops = []
+    stops, may_stop = [], asyncio.Event()
 
     async def stop(server: Any, *, grace: float) -> None:
         stops.append(server)
-        await asyncio.sleep(0.2)
+        await may_stop.wait()
         server._state = ServerState.STOPPED
 
     running.send("POST", f"{SERVERS}/m1/load")
     monkeypatch.setattr(type(running.deck.board.server("m1")), "stop", stop)
     monkeypatch.setattr("deck.control._STOPPING", 0.01)
+    if query:  # it waits for the stop, however long that takes
+        running.runner.get_loop().call_soon(may_stop.set)
     said = running.send("POST", f"{SERVERS}/m1/unload{query}").json()["unload"]
     assert said == ("stopped" if query else "stopping")
+    may_stop.set()
     running.runner.run(running.deck.board.wait_stopped("m1"))
     assert len(stops) == 1
     assert running.send("POST", f"{SERVERS}/m1/unload").json()["unload"] == "stopped"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import Any
 
 from chat_support import body, refusal, upstream
+from fuzz_support import accepted_or_refused, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deck import json
-from deck.api import DeckError
 from deck_plugins.surfaces.openai_chat.fields import FIELDS, MESSAGE, TOOL
 
 SPELLINGS = sorted(
@@ -28,26 +27,10 @@ SPELLINGS = sorted(
         "budget_tokens",
     }
 )
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**40), 2**40)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8)
-    | st.sampled_from(["user", "assistant", "tool", "system", "text", "image_url", "auto", "required", "function"])
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(SPELLINGS), inner, max_size=4),
-    max_leaves=12,
-)
+VALUES = values(SPELLINGS, ["user", "assistant", "tool", "system", "text", "image_url", "auto", "required", "function"])
 
 
-def outcome(request: dict[str, Any], **options: Any) -> None:
-    with contextlib.suppress(DeckError):
-        got, report = upstream(request, **options)
-        json.dumps(got)
-        report.headers()
+outcome = partial(accepted_or_refused, upstream)
 
 
 @settings(max_examples=400, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 
 import pytest
+from llama_fields import ON_EVERY_ROUTE
 from openai.types.responses import (
     custom_tool_param,
     function_tool_param,
@@ -78,6 +79,7 @@ TOP = (
     | spellings(SAMPLING)
     | spellings(EXTENSIONS)
     | spellings(OUT_OF_REACH)
+    | set(ON_EVERY_ROUTE)
     | set(CLIENTS)
 )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import Any
 
+from fuzz_support import accepted_or_refused, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from responses_support import CUSTOM, NOTES, TOOL, body, buffered, items, refusal, stream, upstream
 
-from deck import json
-from deck.api import DeckError, Event, Finish, FinishReason, PartDelta, PartEnd, PartStart, Start, Usage
+from deck.api import Event, Finish, FinishReason, PartDelta, PartEnd, PartStart, Start, Usage
 from deck_plugins.surfaces.openai_responses.fields import FIELDS
 from deck_plugins.surfaces.openai_responses.item_fields import ITEMS
 from deck_plugins.surfaces.openai_responses.tables import TABLES
@@ -21,27 +21,13 @@ SPELLINGS = sorted(
     - {row.name for table in (ITEMS, TOOLS) for row in table}
 )
 KINDS = sorted({row.name for table in (ITEMS, TOOLS) for row in table} | {"input_text", "output_text", "input_image"})
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**40), 2**40)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8)
-    | st.sampled_from([*KINDS, "user", "assistant", "system", "auto", "required", "function", "functions", "grammar"])
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(SPELLINGS), inner, max_size=4),
-    max_leaves=12,
+VALUES = values(
+    SPELLINGS, [*KINDS, "user", "assistant", "system", "auto", "required", "function", "functions", "grammar"]
 )
 OBJECTS = st.dictionaries(st.sampled_from(SPELLINGS), VALUES, max_size=5)
 
 
-def outcome(request: dict[str, Any], **options: Any) -> None:
-    with contextlib.suppress(DeckError):
-        got, report = upstream(request, **options)
-        json.dumps(got)
-        report.headers()
+outcome = partial(accepted_or_refused, upstream)
 
 
 @settings(max_examples=400, deadline=None)
