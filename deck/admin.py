@@ -18,9 +18,10 @@ from deck.config import Config
 from deck.contracts import Facts, Surface
 from deck.control import Control
 from deck.errors import DeckError, ErrorKind, invalid
+from deck.exchange import Exchange, Shaped
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
 from deck.metrics import Metrics
-from deck.pipeline import Exchange, Pipeline, Shaped
+from deck.pipeline import Pipeline
 from deck.profile import Kind
 from deck.tokens import Principal, TokenStore, credentials_of
 

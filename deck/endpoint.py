@@ -23,10 +23,11 @@ from deck.canon.request import ChatRequest
 from deck.config import Config
 from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, without_paths
+from deck.exchange import Exchange, note_cut
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
-from deck.pipeline import Exchange, Pipeline, note_cut
+from deck.pipeline import Pipeline
 from deck.reply import Reply
 from deck.scheduler.lanes import route_decide
 from deck.structured import check_answer

@@ -29,9 +29,9 @@ from deck.config import Config
 from deck.contracts import Facts, Parsed
 from deck.endpoint import NOBODY
 from deck.errors import DeckError, ErrorKind
+from deck.exchange import Exchange
 from deck.http import alphanumerics
 from deck.loading import StartError
-from deck.pipeline import Exchange
 from deck.plugins import Plugins
 from deck.profile import Capabilities, Profile
 from deck.servers.place import private

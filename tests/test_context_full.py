@@ -12,7 +12,7 @@ from needy_surface import POINTS
 
 from deck.canon.events import Finish, FinishReason
 from deck.canon.request import TextRequest
-from deck.pipeline import _budget
+from deck.exchange import budget_of
 from deck.profile import load_profile
 from deck.testing import frames
 from deck.testing.fake_llama import Reply, say, say_text
@@ -85,8 +85,8 @@ def test_a_limit_among_the_servers_arguments_cannot_be_told_apart(tmp_path: Path
     path = tmp_path / "p.toml"
     path.write_text(f'id = "p"\n[server]\nmodel = "x.gguf"\nargs = ["{argument}", "2"]\n', encoding="utf-8")
     profile = load_profile(path)
-    assert _budget(TextRequest(model="p", prompt="a"), profile) == 0
-    assert _budget(TextRequest(model="p", prompt="a", sampling={"max_tokens": 5}), profile) == 5
+    assert budget_of(TextRequest(model="p", prompt="a"), profile) == 0
+    assert budget_of(TextRequest(model="p", prompt="a", sampling={"max_tokens": 5}), profile) == 5
 
 
 def test_the_log_and_observers_say_which_it_was(tmp_path: Path) -> None:

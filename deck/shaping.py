@@ -1,0 +1,179 @@
+"""A client's canonical request in the form in which it is sent: steps, history, family, checks, encoding.
+
+Everything here is pure: it needs the facts of a server and touches none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from deck import kit
+from deck.answer_tool import AnswerText, with_answer_tool
+from deck.canon.events import Event
+from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
+from deck.contracts import Facts, Family, Filter, Needs
+from deck.errors import DeckError, ErrorKind, invalid
+from deck.exchange import Exchange, Shaped
+from deck.normalize.history import repair_history
+from deck.normalize.report import Report
+from deck.normalize.tools import add_stops, note_schemas
+from deck.plugins import Plugins
+from deck.profile import Profile
+from deck.steps import apply_profile, note_idle
+from deck.upstream.client import CHAT, TEXT
+from deck.upstream.encode import encode, encode_text
+
+_Result = TypeVar("_Result")
+_Asked = TypeVar("_Asked", ChatRequest, TextRequest)
+
+
+class Shaper:
+    """Turns parsed requests into upstream bodies, by the plugins' steps and families."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+        self._families: dict[str, tuple[Facts, Family, str]] = {}
+
+    def forget(self) -> None:
+        """Choose every model's family anew: its profile may have changed."""
+        self._families.clear()
+
+    def shape(self, exchange: Exchange, facts: Facts) -> Shaped:
+        """Apply the profile's steps, the plugins' and the family's, and encode; each change leaves a note."""
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        profile, report, request = exchange.profile, exchange.report, exchange.parsed.request
+        if isinstance(request, TextRequest):
+            return self._shape_text(exchange, request, facts)
+        if profile.can("reasoning") is False and request.reasoning != ReasoningSetting():
+            if request.reasoning.enabled is not False:
+                for path in request.reasoning.asked or (request.reasoning.path,):
+                    report.ignored(path, "this model does not think", field="reasoning_effort")
+            request = replace(request, reasoning=ReasoningSetting())
+        family, why = self._family(profile, facts)
+        defaults = call_plugin(family.name, family.defaults, facts)
+        request = apply_profile(request, profile, defaults, report, exchange.parsed.paths)
+        request = self._step(request, profile, report)
+        request = add_stops(repair_history(request, report), family.stops())
+        note_schemas(request, report)
+        output = request.output
+        request, answer_tool = with_answer_tool(request, facts, report)
+        request = call_plugin(family.name, family.adapt, request, facts, report)
+        check_measured(request, facts)
+        _check_biases(request, facts, exchange.parsed.paths)
+        note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
+        body = encode(request, context=facts.context or profile.server.ctx_size)
+        if answer_tool:
+            request = replace(request, output=output)  # which the answer is held against
+        return Shaped(request, family, why, CHAT, body | _asked(exchange.parsed.needs), answer_tool)
+
+    def _shape_text(self, exchange: Exchange, request: TextRequest, facts: Facts) -> Shaped:
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        profile, report = exchange.profile, exchange.report
+        request = apply_profile(request, profile, {}, report, exchange.parsed.paths)
+        request = self._step(request, profile, report)
+        note_schemas(request, report)
+        _check_biases(request, facts, exchange.parsed.paths)
+        note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
+        body = encode_text(request, context=facts.context or profile.server.ctx_size)
+        return Shaped(request, None, "a raw prompt has no template", TEXT, body | _asked(exchange.parsed.needs))
+
+    def _step(self, request: _Asked, profile: Profile, report: Report) -> _Asked:
+        for step in self._plugins.steps:
+            changed = call_plugin(step.name, step.apply, request, profile, report)
+            if type(changed) is not type(request):
+                was, became = type(request).__name__, type(changed).__name__
+                raise DeckError(ErrorKind.INTERNAL, f"the plugin {step.name!r} made a {became} of a {was}")
+            request = changed
+        return request
+
+    def _family(self, profile: Profile, facts: Facts) -> tuple[Family, str]:
+        """Return the model's family, chosen once for the facts of each run of its server."""
+        known = self._families.get(profile.id)
+        if known is None or known[0] is not facts:
+            known = self._families[profile.id] = (facts, *self._plugins.family(profile, facts))
+        return known[1], known[2]
+
+
+def _asked(needs: Needs) -> dict[str, Any]:
+    """Return the members of an upstream body that ask for what a surface's answer needs."""
+    body: dict[str, Any] = {}
+    if needs.stop_sequence:
+        # The only place where llama-server names the stop string; without the filter it also holds the whole prompt.
+        body |= {"verbose": True, "response_fields": ["stop_type", "stopping_word"]}
+    if needs.prompt_progress:
+        body["return_progress"] = True
+    return body
+
+
+def filter_of(shaped: Shaped, exchange: Exchange) -> Filter | None:
+    """Return what an answer's events go through: the family's filter, the form's tool, stops beside the client's."""
+    family, request = shaped.family, shaped.request
+    if family is None or not isinstance(request, ChatRequest):
+        return None
+    if shaped.answer_tool:
+        request = replace(request, output=None)  # a call that is nothing but JSON is the answer
+    found: Filter | None = call_plugin(family.name, family.filter, request, exchange.report, exchange.seed)
+    if shaped.answer_tool:
+        found = kit.chain((found, AnswerText(shaped.answer_tool, exchange.report)))
+    assert exchange.parsed is not None
+    own = frozenset(family.stops()).difference(exchange.parsed.request.sampling.get("stop") or ())
+    return kit.chain((found, kit.OwnStops(own))) if own else found
+
+
+def call_plugin(name: str, call: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a plugin; what it raises beside a `DeckError` is its fault, not the client's."""
+    try:
+        return call(*arguments)
+    except DeckError:
+        raise
+    except Exception as exc:
+        message = f"the plugin {name!r} failed on this request: {type(exc).__name__}"
+        raise DeckError(ErrorKind.INTERNAL, message) from exc
+
+
+def filtered_by(filtered: Filter, events: list[Event]) -> list[Event]:
+    """Return what a filter makes of events."""
+    return [item for event in events for item in filtered.feed(event)]
+
+
+def check_declared(request: Request, profile: Profile) -> None:
+    """Refuse what the model is known not to do before anything is started."""
+    if request.output is not None and request.output.kind != "grammar" and profile.can("json_schema") is False:
+        mode, path = request.output.kind, request.output.path
+        raise invalid(f"{path}: the model {profile.id!r} cannot be held to {mode}", path)
+    if isinstance(request, TextRequest):
+        return
+    for kind, word, can in ((Image, "images", profile.can("vision")), (Audio, "audio", profile.can("audio"))):
+        if can is False and (origin := has_kind(request, kind)) is not None:
+            raise _unreadable(origin, kind, f"the model {profile.id!r} takes no {word}")
+    if request.tools and profile.can("tools") is False:
+        raise invalid(f"tools: the model {profile.id!r} calls no tools", "tools")
+
+
+def check_measured(request: ChatRequest, facts: Facts) -> None:
+    """Refuse media that the running server says it cannot take."""
+    if not facts.modalities:
+        return
+    for kind, modality, word in ((Image, "vision", "images"), (Audio, "audio", "audio")):
+        if facts.modalities.get(modality) is False and (origin := has_kind(request, kind)) is not None:
+            raise _unreadable(origin, kind, f"this model takes no {word}")
+
+
+def _check_biases(request: Request, facts: Facts, paths: Mapping[str, str]) -> None:
+    """Refuse biases for tokens that the model does not have: llama-server leaves them out without a word."""
+    biases, known = request.sampling.get("logit_bias"), facts.metadata.get("n_vocab")
+    if not biases or not isinstance(known, int):
+        return
+    for token, _ in biases:
+        if isinstance(token, int) and token >= known:
+            path = paths.get("logit_bias", "logit_bias")
+            raise invalid(f"{path}: this model has no token {token}; its ids are 0 to {known - 1}", path)
+
+
+def _unreadable(origin: str, kind: type[Image | Audio], why: str) -> DeckError:
+    # At "could not process image" Claude Code takes the image out, tells the model so, and goes on.
+    return invalid(f"{origin}.content: could not process {kind.__name__.lower()}: {why}", f"{origin}.content")
