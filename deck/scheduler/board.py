@@ -21,6 +21,7 @@ from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ti
 _log = logging.getLogger("deck.scheduler")
 # In the last lines of a llama-server that did not find room, on a card or in memory.
 _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate|cudaMalloc failed|unable to allocate", re.IGNORECASE)
+_DOWN = (ServerState.STOPPED, ServerState.FAILED)
 _TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
@@ -34,6 +35,7 @@ class Board:
         on_gone: told of a server that is going away, before it is stopped, so that its connections are closed.
         on_load: told how many seconds a server took to become ready.
         memory_of: what a profile's server will take in bytes before it has ever run, None = unknown.
+        faulty: the failed server of a profile that cannot start, so that none is stopped for it; None = it may.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Board:
         on_gone: Callable[[Server], None] = lambda server: None,
         on_load: Callable[[str, float], None] = lambda profile, seconds: None,
         memory_of: Callable[[Profile], int | None] = lambda profile: profile.server.memory,
+        faulty: Callable[[Profile], Server | None] = lambda profile: None,
     ) -> None:
         self._policy = policy
         self._launcher_of = launcher_of
@@ -52,6 +55,7 @@ class Board:
         self._on_gone = on_gone
         self._on_load = on_load
         self._memory_of = memory_of
+        self._faulty = faulty
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Server]] = {}
         self._models: dict[str, tuple[Profile, Model]] = {}
@@ -118,6 +122,9 @@ class Board:
         """
         if self._closing:
             raise DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
+        server = self._servers.get(profile.id)
+        if server is None or server.state in _DOWN:
+            self._refuse_faulty(profile)
         loop = asyncio.get_running_loop()
         now = loop.time()
         ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit)
@@ -137,6 +144,15 @@ class Board:
             raise
         finally:
             self._waiting.pop(ticket.id, None)
+
+    def _refuse_faulty(self, profile: Profile) -> None:
+        """Refuse what cannot start before any other server is stopped for it."""
+        server = self._faulty(profile)
+        if server is not None:
+            self._servers[profile.id] = server
+            message = server.reason or f"model {profile.id!r} cannot start"
+            _log.warning("%s", message)
+            raise DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)
 
     def _model(self, profile: Profile) -> Model:
         """Return what the policy must know of a profile: what was measured of its memory counts above an estimate."""
