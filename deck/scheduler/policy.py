@@ -118,7 +118,8 @@ class Policy:
         """Note that a server is ready with so many slots; 0 = no bound. `pool` is the tokens that its slots share."""
         resident = self._residents.get(profile)
         if resident is not None:
-            self._learn(self._load_time, profile, now - resident.since)
+            resident.load = now - resident.since
+            self._learn(self._load_time, profile, resident.load)
             resident.state, resident.slots, resident.pool = "ready", slots, pool
             resident.since = resident.used = now
         return self._advance(now)
@@ -211,7 +212,7 @@ class Policy:
 
     def expire(self, now: float) -> list[Command]:
         """Refuse who has waited too long, and do what only time allows; a load has a limit of its own."""
-        late = [ticket for ticket in self._queue if now - ticket.since > self._wait and not self._is_loading(ticket)]
+        late = [ticket for ticket in self._queue if now > self._limit_of(ticket) and not self._is_loading(ticket)]
         self._queue = [ticket for ticket in self._queue if ticket not in late]
         commands: list[Command] = []
         for ticket in late:
@@ -221,7 +222,7 @@ class Policy:
 
     def next_expiry(self, now: float) -> float | None:
         """Return when `expire` has something to do, None = nobody waits."""
-        times = [ticket.since + self._wait for ticket in self._queue if not self._is_loading(ticket)]
+        times = [self._limit_of(ticket) for ticket in self._queue if not self._is_loading(ticket)]
         if self._queue:
             stays = (item.since + item.model.min_resident for item in self._residents.values() if item.state == "ready")
             tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
@@ -231,6 +232,12 @@ class Policy:
     def _is_proven(self, profile: str, now: float) -> bool:
         resident = self._residents.get(profile)
         return resident is not None and resident.state != "starting" and now - resident.since >= _PROVEN
+
+    def _limit_of(self, ticket: Ticket) -> float:
+        """Return until when a ticket may wait; the time for which its own model loaded does not count."""
+        resident = self._residents.get(ticket.profile)
+        loading = min(resident.load, max(0.0, resident.since - ticket.since)) if resident is not None else 0.0
+        return ticket.since + self._wait + loading
 
     def _is_loading(self, ticket: Ticket) -> bool:
         resident = self._residents.get(ticket.profile)
