@@ -65,7 +65,7 @@ class Board:
         self._stops: dict[str, asyncio.Task[None]] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self._idle_since: dict[str, float] = {}
-        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry: tuple[float, asyncio.Handle] | None = None
         self._closing = False
 
     @property
@@ -133,13 +133,13 @@ class Board:
             return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
         future: asyncio.Future[Server] = loop.create_future()
         self._waiting[ticket.id] = future
-        self._execute(commands)
         try:
+            self._execute(commands)
             return ticket, await future
-        except asyncio.CancelledError:
+        except BaseException as exc:  # whatever ends the wait, the place must not stay taken
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(ticket, future.result())
-            else:
+            elif not isinstance(exc, DeckError):
                 self._execute(self._policy.leave(ticket, loop.time()))
             raise
         finally:
@@ -342,12 +342,13 @@ class Board:
             return
         at = self._policy.next_expiry(loop.time())
         if self._expiry is not None:
-            if self._expiry.when() == at:
+            if self._expiry[0] == at:
                 return
-            self._expiry.cancel()
+            self._expiry[1].cancel()
             self._expiry = None
         if at is not None:
-            self._expiry = loop.call_at(at, self._expire)
+            # uvloop's timer for now has no time of its own.
+            self._expiry = at, loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
@@ -356,7 +357,7 @@ class Board:
     async def close(self) -> None:
         """Refuse who waits and stop every server."""
         self._closing = True
-        for timer in (*self._idle.values(), *([self._expiry] if self._expiry else [])):
+        for timer in (*self._idle.values(), *(self._expiry or ())[1:]):
             timer.cancel()
         error = DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         for future in self._waiting.values():

@@ -33,6 +33,11 @@ class Resident:
         """How many exchanges use it."""
         return len(self.granted)
 
+    @property
+    def stays_until(self) -> float:
+        """When it need no longer serve its own waiters before one ahead of them: it has served as long as it loaded."""
+        return self.since + max(self.load, self.model.min_resident)
+
     def has_room(self, ticket: Ticket) -> bool:
         """Tell whether one more exchange may use it."""
         if self.state != "ready" or self.is_unwanted:
