@@ -35,6 +35,12 @@ class Levels:
         for name, value in found.items():
             self.samples[name].append(value)
 
+    def course(self) -> str:
+        """Return the memory over time, in twelve steps."""
+        samples = self.samples["MiB"]
+        step = max(len(samples) // 12, 1)
+        return ", ".join(f"{value:.0f}" for value in samples[::step][:13])
+
     def rows(self) -> list[tuple[str, float, float, float, bool]]:
         """Return name, first third, last third, most, and whether the level held."""
         found = []

@@ -73,6 +73,7 @@ class Soak:
             f"| {name} | {first:.1f} | {last:.1f} | {most:.1f} | {'yes' if holds else 'NO'} |"
             for name, first, last, most, holds in self.house.levels.rows()
         ]
+        said += ["", f"Memory of Deck's process over time, in MiB: {self.house.levels.course()}."]
         said += ["", f"At rest: {self.at_rest}.", "", "| errors, by reason | times |", "|---|---|"]
         said += [f"| {why} | {count} |" for why, count in self.ledger.reasons().most_common(40)]
         said += ["", "| check | |", "|---|---|"]
@@ -201,22 +202,15 @@ def main() -> int:
         tmp = options.keep or Path(folder)
         crowd_seconds = min(options.crowd_seconds, options.seconds / 2)
         crowd = crowds.run(tmp / "crowd", crowd_seconds, options.clients, options.seed, until)
+        print(f"### Two hundred clients\n\n{crowd.markdown()}\n", flush=True)
         mixed = run(tmp / "mixed", options.seconds - crowd_seconds, options.seed)
+        print(f"### Mixed clients\n\n{mixed.markdown()}\n", flush=True)
     about = f"Python {platform.python_version()}, {platform.machine()}, seed {options.seed}"
-    report = "\n".join(
-        [
-            f"### Mixed clients\n\n{mixed.markdown()}",
-            "",
-            f"### Two hundred clients\n\n{crowd.markdown()}",
-            "",
-            about,
-            "",
-        ]
-    )
-    print(report)
+    print(about)
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(report, encoding="utf-8")
+        parts = (f"### Two hundred clients\n\n{crowd.markdown()}", f"### Mixed clients\n\n{mixed.markdown()}", about)
+        options.report.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return 1 if crowd.faults or any(mixed.faults.values()) else 0
 
 
