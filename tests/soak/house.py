@@ -41,6 +41,10 @@ class Levels:
         step = max(len(samples) // 12, 1)
         return ", ".join(f"{value:.0f}" for value in samples[::step][:13])
 
+    def faults(self) -> list[str]:
+        """Return which levels did not hold."""
+        return [f"{name}: {first:.1f}, then {last:.1f}" for name, first, last, _, holds in self.rows() if not holds]
+
     def rows(self) -> list[tuple[str, float, float, float, bool]]:
         """Return name, first third, last third, most, and whether the level held."""
         found = []

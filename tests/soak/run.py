@@ -39,6 +39,8 @@ memory = "3000"
 _CLIENTS = 10
 _BURST_EVERY = 8.0
 _TROUBLE_EVERY = 1.5
+# Deck takes so many seconds until it has met everything once.
+_WARMED_UP = 60.0
 # What an idle Deck may have of tasks: its own, and a few for each server.
 _OWN_TASKS, _TASKS_OF_SERVER = 12, 4
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from e2e.live import until
 from soak import crowd, run
+from soak.house import Levels
 from soak.ledger import Entry, Ledger, Line, against_log, against_metrics
 from soak.talk import Got
 from soak.verdict import Verdict, judge
@@ -74,6 +75,15 @@ def entry(outcome: str, status: int | None = 200) -> Entry:
 def test_what_clients_saw_is_held_against_the_log(seen: Entry, logged: tuple[str, str] | None, agree: bool) -> None:
     log = {"a": Line("chat", *logged, "false", 0.0)} if logged else {}
     assert (against_log(Ledger({"a": seen}), log) == []) is agree
+
+
+def test_a_level_that_rises_is_a_fault() -> None:
+    level, leak = Levels(), Levels()
+    for second in range(90):
+        level.add(MiB=80 + second % 7, descriptors=40 + second % 9, threads=2, tasks=20 + second % 5)
+        leak.add(MiB=80 + second, descriptors=40 + second, threads=2 + second // 8, tasks=20 + second)
+    assert level.faults() == []
+    assert [fault.split(":")[0] for fault in leak.faults()] == ["MiB", "descriptors", "threads", "tasks"]
 
 
 def test_counters_are_held_against_the_log() -> None:
