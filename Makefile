@@ -7,7 +7,7 @@ STATE ?= .deck
 
 CLIENTS := build/clients
 
-.PHONY: serve test lint types imports unit docs templates check-python clean bench clients test-clients
+.PHONY: serve test lint types imports unit docs templates check-python clean bench soak clients test-clients
 
 serve: $(VENV)/.serve
 	$(BIN)/deck serve --state $(STATE)
@@ -47,6 +47,13 @@ build/templates:
 
 bench: $(VENV)/.dev
 	$(MAKE) -C tests/bench run PYTHON=$(abspath $(BIN)/python)
+
+# Ten minutes: one of two hundred clients for three models of which one fits, nine of mixed clients while servers die and
+# profiles change. A shorter run: make soak SECONDS=90. The report also goes to build/soak.md.
+SECONDS ?= 600
+
+soak: $(VENV)/.dev
+	PYTHONPATH=tests:plugins $(BIN)/python -m soak.run --seconds $(SECONDS) --report build/soak.md
 
 # Claude Code and Codex, at the versions of the lock file; needs npm.
 clients: $(CLIENTS)/.installed

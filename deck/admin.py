@@ -5,6 +5,7 @@ All need a token but the three health routes; none ever starts a model.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -158,7 +159,8 @@ class Admin:
             name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
         }
         queue = {"waiting": board.depth, "exchanges": waiting}
-        return 200, {**self._metrics.snapshot(), "queue": queue, "servers": states, "quarantined": quarantined}
+        shown = {"queue": queue, "servers": states, "quarantined": quarantined, "tasks": len(asyncio.all_tasks())}
+        return 200, {**self._metrics.snapshot(), **shown}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         query.read(scope)

@@ -18,7 +18,7 @@ from deck.admin import Admin, send_answer
 from deck.body import ClientGone
 from deck.catalog import Catalog, CatalogError
 from deck.config import Config
-from deck.contracts import Launcher, Route, Surface
+from deck.contracts import Launcher, Route, Server, Surface
 from deck.control import Control
 from deck.endpoint import Endpoint, error_headers
 from deck.errors import DeckError, ErrorKind, invalid
@@ -82,6 +82,7 @@ class Deck:
             on_gone=client.forget,
             on_load=self.metrics.loaded,
             memory_of=estimate_memory,
+            faulty=self._faulty,
         )
         self.metrics.watch(self.board.states, lambda: self.board.depth, lambda: self.endpoint.streams)
         self._images = ImageFetcher(config.media, most_in_all=config.body_limit)
@@ -97,6 +98,10 @@ class Deck:
 
     def _launcher_of(self, profile: Profile) -> Launcher:
         return self.plugins.launcher(profile) or self._launcher
+
+    def _faulty(self, profile: Profile) -> Server | None:
+        launcher = self._launcher_of(profile)
+        return launcher.faulty(profile) if isinstance(launcher, LocalLauncher) else None
 
     def reload(self, *, dry_run: bool = False) -> Change:
         """Read the profiles anew and go on with them; running answers go on, and so do servers launched the same way.

@@ -21,6 +21,7 @@ from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ti
 _log = logging.getLogger("deck.scheduler")
 # In the last lines of a llama-server that did not find room, on a card or in memory.
 _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate|cudaMalloc failed|unable to allocate", re.IGNORECASE)
+_DOWN = (ServerState.STOPPED, ServerState.FAILED)
 _TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
@@ -34,6 +35,7 @@ class Board:
         on_gone: told of a server that is going away, before it is stopped, so that its connections are closed.
         on_load: told how many seconds a server took to become ready.
         memory_of: what a profile's server will take in bytes before it has ever run, None = unknown.
+        faulty: the failed server of a profile that cannot start, so that none is stopped for it; None = it may.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Board:
         on_gone: Callable[[Server], None] = lambda server: None,
         on_load: Callable[[str, float], None] = lambda profile, seconds: None,
         memory_of: Callable[[Profile], int | None] = lambda profile: profile.server.memory,
+        faulty: Callable[[Profile], Server | None] = lambda profile: None,
     ) -> None:
         self._policy = policy
         self._launcher_of = launcher_of
@@ -52,6 +55,7 @@ class Board:
         self._on_gone = on_gone
         self._on_load = on_load
         self._memory_of = memory_of
+        self._faulty = faulty
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Server]] = {}
         self._models: dict[str, tuple[Profile, Model]] = {}
@@ -61,7 +65,7 @@ class Board:
         self._stops: dict[str, asyncio.Task[None]] = {}
         self._idle: dict[str, asyncio.TimerHandle] = {}
         self._idle_since: dict[str, float] = {}
-        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry: tuple[float, asyncio.Handle] | None = None
         self._closing = False
 
     @property
@@ -118,6 +122,9 @@ class Board:
         """
         if self._closing:
             raise DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
+        server = self._servers.get(profile.id)
+        if server is None or server.state in _DOWN:
+            self._refuse_faulty(profile)
         loop = asyncio.get_running_loop()
         now = loop.time()
         ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit)
@@ -126,17 +133,26 @@ class Board:
             return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
         future: asyncio.Future[Server] = loop.create_future()
         self._waiting[ticket.id] = future
-        self._execute(commands)
         try:
+            self._execute(commands)
             return ticket, await future
-        except asyncio.CancelledError:
+        except BaseException as exc:  # whatever ends the wait, the place must not stay taken
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(ticket, future.result())
-            else:
+            elif not isinstance(exc, DeckError):
                 self._execute(self._policy.leave(ticket, loop.time()))
             raise
         finally:
             self._waiting.pop(ticket.id, None)
+
+    def _refuse_faulty(self, profile: Profile) -> None:
+        """Refuse what cannot start before any other server is stopped for it."""
+        server = self._faulty(profile)
+        if server is not None:
+            self._servers[profile.id] = server
+            message = server.reason or f"model {profile.id!r} cannot start"
+            _log.warning("%s", message)
+            raise DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)
 
     def _model(self, profile: Profile) -> Model:
         """Return what the policy must know of a profile: what was measured of its memory counts above an estimate."""
@@ -326,12 +342,13 @@ class Board:
             return
         at = self._policy.next_expiry(loop.time())
         if self._expiry is not None:
-            if self._expiry.when() == at:
+            if self._expiry[0] == at:
                 return
-            self._expiry.cancel()
+            self._expiry[1].cancel()
             self._expiry = None
         if at is not None:
-            self._expiry = loop.call_at(at, self._expire)
+            # uvloop's timer for now has no time of its own.
+            self._expiry = at, loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
         self._expiry = None
@@ -340,7 +357,7 @@ class Board:
     async def close(self) -> None:
         """Refuse who waits and stop every server."""
         self._closing = True
-        for timer in (*self._idle.values(), *([self._expiry] if self._expiry else [])):
+        for timer in (*self._idle.values(), *(self._expiry or ())[1:]):
             timer.cancel()
         error = DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         for future in self._waiting.values():

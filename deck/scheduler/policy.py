@@ -1,8 +1,9 @@
 """Who runs when: values in, commands out; no await, no clock, no server is touched here.
 
 Waiters are served by priority, which grows while they wait, then in order. One ahead whose model needs room stops new
-grants to the residents that must go for it, or a busy one would starve it for ever; nobody behind it starts a model
-into the room that it waits for. A server that is in use, is loading or is pinned is never stopped.
+grants to the residents that must go for it, or a busy one would starve it for ever; but one that has just been loaded
+serves its own waiters for as long as its load took, or turns would be nothing but loads. Nobody behind the waiter
+starts a model into the room that it waits for. A server that is in use, is loading or is pinned is never stopped.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class Policy:
         """Note that a server is ready with so many slots; 0 = no bound. `pool` is the tokens that its slots share."""
         resident = self._residents.get(profile)
         if resident is not None:
-            self._learn(self._load_time, profile, now - resident.since)
+            resident.load = now - resident.since
+            self._learn(self._load_time, profile, resident.load)
             resident.state, resident.slots, resident.pool = "ready", slots, pool
             resident.since = resident.used = now
         return self._advance(now)
@@ -211,7 +213,7 @@ class Policy:
 
     def expire(self, now: float) -> list[Command]:
         """Refuse who has waited too long, and do what only time allows; a load has a limit of its own."""
-        late = [ticket for ticket in self._queue if now - ticket.since > self._wait and not self._is_loading(ticket)]
+        late = [ticket for ticket in self._queue if now > self._limit_of(ticket) and not self._is_loading(ticket)]
         self._queue = [ticket for ticket in self._queue if ticket not in late]
         commands: list[Command] = []
         for ticket in late:
@@ -221,9 +223,9 @@ class Policy:
 
     def next_expiry(self, now: float) -> float | None:
         """Return when `expire` has something to do, None = nobody waits."""
-        times = [ticket.since + self._wait for ticket in self._queue if not self._is_loading(ticket)]
+        times = [self._limit_of(ticket) for ticket in self._queue if not self._is_loading(ticket)]
         if self._queue:
-            stays = (item.since + item.model.min_resident for item in self._residents.values() if item.state == "ready")
+            stays = (item.stays_until for item in self._residents.values() if item.state == "ready")
             tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
             times += [time for time in (*stays, *tries) if time > now]
         return min(times, default=None)
@@ -231,6 +233,12 @@ class Policy:
     def _is_proven(self, profile: str, now: float) -> bool:
         resident = self._residents.get(profile)
         return resident is not None and resident.state != "starting" and now - resident.since >= _PROVEN
+
+    def _limit_of(self, ticket: Ticket) -> float:
+        """Return until when a ticket may wait; the time for which its own model loaded does not count."""
+        resident = self._residents.get(ticket.profile)
+        loading = min(resident.load, max(0.0, resident.since - ticket.since)) if resident is not None else 0.0
+        return ticket.since + self._wait + loading
 
     def _is_loading(self, ticket: Ticket) -> bool:
         resident = self._residents.get(ticket.profile)
@@ -271,10 +279,16 @@ class Policy:
                 commands.append(self._start(ticket.model, now))
             elif ticket.model.is_local and not is_reserved:
                 is_reserved = True
-                going.update(item.model.name for item in room.victims)
-                commands += [self._stop(item) for item in room.victims if item.may_stop(now)]
+                leaving = [item for item in room.victims if not self._is_kept(item, now)]
+                going.update(item.model.name for item in leaving)
+                commands += [self._stop(item) for item in leaving if item.may_stop(now)]
         commands += self._unwanted()
         return commands
+
+    def _is_kept(self, resident: Resident, now: float) -> bool:
+        """Tell whether a server still serves its own waiters before it makes room for one ahead of them."""
+        is_new = resident.state == "ready" and now < resident.stays_until
+        return is_new and any(ticket.profile == resident.model.name for ticket in self._queue)
 
     def _is_held_off(self, profile: str, now: float) -> bool:
         fault = self._faults.get(profile)

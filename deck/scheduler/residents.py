@@ -13,13 +13,15 @@ from deck.scheduler.values import Model, Ticket
 class Resident:
     """One server, from the command to start it until it is gone.
 
-    `granted` holds who uses it, by ticket id, and since when; `pool` is the tokens that its slots share.
+    `granted` holds who uses it, by ticket id, and since when; `pool` is the tokens that its slots share; `load` is the
+    seconds that it took to be ready.
     """
 
     model: Model
     state: Literal["starting", "ready", "stopping"] = "starting"
     since: float = 0.0
     used: float = 0.0
+    load: float = 0.0
     slots: int = 0
     pool: int | None = None
     granted: dict[int, tuple[Ticket, float]] = field(default_factory=dict)
@@ -30,6 +32,11 @@ class Resident:
     def running(self) -> int:
         """How many exchanges use it."""
         return len(self.granted)
+
+    @property
+    def stays_until(self) -> float:
+        """When it need no longer serve its own waiters before one ahead of them: it has served as long as it loaded."""
+        return self.since + max(self.load, self.model.min_resident)
 
     def has_room(self, ticket: Ticket) -> bool:
         """Tell whether one more exchange may use it."""

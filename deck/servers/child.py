@@ -1,12 +1,15 @@
 """Run a program that ends when its parent does: `child.py --parent PID -- PROGRAM ARGUMENT…`.
 
 Run as a script, standard library only, so that it starts in a few milliseconds. Where the kernel can send a signal on
-a parent's death (Linux) it becomes the program; elsewhere, or with `--watch`, it stays and watches.
+a parent's death (Linux) it becomes the program; elsewhere, or with `--watch`, it stays and watches. The kernel's signal
+ends the program alone, so a program that is a script, and may have llama-server as its child, also gets a guard: a
+process of its group that sleeps until the parent dies and then kills the group.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -30,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
     # The parent may have died before the kernel was asked, then no signal comes.
     if os.getppid() != parent:
         return 1
+    if parent != 1 and _leads_group() and _is_script(program[0]):  # with the first process everything dies anyway
+        _leave_guard(parent)
     return _become(program)
 
 
@@ -40,6 +45,46 @@ def _ask_for_signal() -> bool:
 
     status: int = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return status == 0
+
+
+def _leads_group() -> bool:
+    return os.getpgrp() == os.getpid()
+
+
+def _is_script(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def _leave_guard(parent: int) -> None:
+    """Fork twice, so that the program gets no child that it does not know."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    for number in _GUARDED:
+        signal.signal(number, signal.SIG_IGN)
+    _wait_for_end(parent)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _wait_for_end(pid: int) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # a kernel before 5.3
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(_WATCH_EVERY)
+        return
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
+    ended.poll()
 
 
 def _become(program: Sequence[str]) -> int:
@@ -66,6 +111,8 @@ def _watch(parent: int, program: Sequence[str]) -> int:
         if pid:
             return _end_alike(status)
         if os.getppid() != parent:
+            if _leads_group():
+                os.killpg(0, signal.SIGKILL)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return 1

@@ -87,8 +87,9 @@ class Journal:
         try:
             if self._size > self._file_bytes:
                 self._rotate()
-            self._file.write(line + b"\n")
-            self._size += len(line) + 1
+            if self._file is not None:  # the new one cannot be made
+                self._file.write(line + b"\n")
+                self._size += len(line) + 1
         except OSError as exc:
             self._give_up(exc)
 

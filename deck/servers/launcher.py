@@ -31,6 +31,13 @@ class LocalLauncher:
             return Remote(profile)
         return Process(profile, self._config, family_arguments=self._arguments(profile))
 
+    def faulty(self, profile: Profile) -> Server | None:
+        """Return the failed server of a profile that cannot start, None = it may; runs nothing."""
+        if profile.server.url is not None:
+            return None
+        server = Process(profile, self._config)
+        return server if server.is_faulty() else None
+
     def _arguments(self, profile: Profile) -> Sequence[str]:
         """Return what the model's family wants; the file is read only where a family wants anything."""
         if self._plugins is None or not any(family.arguments() for family in self._plugins.families.values()):

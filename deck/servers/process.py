@@ -113,6 +113,15 @@ class Process:
         """The process, None = none runs."""
         return self._pid
 
+    def is_faulty(self) -> bool:
+        """Tell whether it cannot start, as far as that is plain without running anything; `reason` then says why."""
+        try:
+            self._checked()
+        except DeckError as exc:
+            self._state, self._reason = ServerState.FAILED, exc.message
+            return True
+        return False
+
     def memory(self) -> int | None:
         """Return the bytes of memory that the process takes now; not what it takes on a graphics card."""
         return resident_bytes(self._pid) if self._pid is not None else None
@@ -155,8 +164,8 @@ class Process:
         """Return when the process has ended; its state is `FAILED` if it did so by itself."""
         await self._ended.wait()
 
-    def _prepared(self) -> Binary:
-        """Check what can be checked before anything runs, and choose the places of its files."""
+    def _checked(self) -> Binary:
+        """Check what can be checked before anything runs."""
         faults = [*start_faults(self.profile), *family_faults(self._family_arguments)]
         try:
             binary = find_binary(self.profile, self._config, self._environ.get("PATH"))
@@ -164,6 +173,11 @@ class Process:
             faults.append(str(exc))
         if faults:
             raise self._failure("; ".join(faults), is_permanent=True)
+        return binary
+
+    def _prepared(self) -> Binary:
+        """Check, and choose the places of its files."""
+        binary = self._checked()
         try:
             self._place = make_place(self.profile.id, self._config.state)
         except OSError as exc:

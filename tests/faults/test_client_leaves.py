@@ -60,6 +60,7 @@ async def test_before_the_first_byte(rig: Rig, stream: bool) -> None:
 @MODES
 @bounded
 async def test_in_the_middle(rig: Rig, steps: list[Step], stream: bool) -> None:
+    """B158."""
     async with rig.fake(Reply(steps=[*steps, Act.STALL]), say("Hello")) as fake, rig.client() as client:
         asking = asyncio.ensure_future(post(client, "single", stream=stream))
         received = await fake.received()
@@ -71,6 +72,7 @@ async def test_in_the_middle(rig: Rig, steps: list[Step], stream: bool) -> None:
 
 @bounded
 async def test_after_two_chunks(rig: Rig) -> None:
+    """B158."""
     async with rig.fake(STALLED, say("Hello")) as fake, rig.client() as client:
         async with reading(client, "single") as reader:
             await reader.until_text("Hi")
@@ -93,6 +95,7 @@ async def test_while_llama_server_is_faster_than_the_client(rig: Rig) -> None:
 @MODES
 @bounded
 async def test_while_queued(leaving: Rig, stream: bool) -> None:
+    """B158."""
     gate = asyncio.Event()
     first = Reply(steps=[role(), content("one"), gate, finish(), done()])
     async with leaving.fake(first, say("Hello")) as fake, leaving.client() as client:
@@ -128,7 +131,7 @@ async def test_a_place_in_the_queue_passes_to_the_next(leaving: Rig) -> None:
 @MODES
 @bounded
 async def test_while_loading(leaving: Rig, stream: bool) -> None:
-    """The load goes on for the next, is asked nothing by who left, and is unloaded when nobody comes."""
+    """B158, B152: the load goes on for the next, is asked nothing by who left, and is unloaded when nobody comes."""
     async with leaving.client() as client:
         asking = asyncio.ensure_future(post(client, "slow", stream=stream))
         [engine] = await until(lambda: children(leaving.deck.process.pid))

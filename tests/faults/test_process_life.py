@@ -140,7 +140,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed_and_reaped(hosting: Live
 
 @bounded
 async def test_a_request_that_comes_while_the_idle_engine_stops_gets_a_new_one(hosting: LiveDeck) -> None:
-    """B142."""
+    """B142, twice over."""
 
     async def is_stopping() -> bool:
         shown = (await client.get("/v1/stats")).json()["servers"]

@@ -64,6 +64,7 @@ def test_a_request_without_a_token_is_refused_before_its_body_is_judged(deck: Ap
 
 @pytest.mark.parametrize(("method", "path"), sorted(PUBLIC))
 def test_only_the_health_routes_are_open(deck: App, method: str, path: str) -> None:
+    """B170: `HEAD /` needs no token."""
     answer = deck.send(method, path, token=None)
     assert answer.status_code == 200
     if method == "HEAD":
@@ -111,6 +112,7 @@ def test_what_is_open_is_closed_list() -> None:
     ids=str,
 )
 def test_credentials_that_are_none(deck: App, headers: dict[str, str]) -> None:
+    """B167."""
     for answer in (
         deck.send("GET", "/v1/models", token=None, headers=headers),
         deck.chat(token=None, headers=headers),
@@ -144,6 +146,7 @@ def test_a_token_in_the_query_is_none(deck: App) -> None:
     ids=str,
 )
 def test_one_valid_credential_in_a_known_header_is_enough(deck: App, headers: dict[str, str]) -> None:
+    """B167."""
     assert deck.send("GET", "/v1/models", token=None, headers=headers).status_code == 200
     assert deck.chat(token=None, headers=headers).status_code == 200
 

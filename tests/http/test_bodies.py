@@ -75,6 +75,7 @@ BAD = {
 
 @pytest.mark.parametrize(("content", "said"), BAD.values(), ids=BAD)
 def test_a_bad_body_is_400_and_says_why(deck: App, content: bytes, said: str) -> None:
+    """B172."""
     assert said in error_of(post(deck, content), 400)["message"]
     assert not deck.upstream()
     assert post(deck, PLAIN).status_code == 200
@@ -115,6 +116,7 @@ def test_an_odd_but_good_body_works(deck: App, content: bytes) -> None:
     ],
 )
 def test_content_types(deck: App, path: str, kind: str, status: int) -> None:
+    """B172."""
     answer = post(deck, PLAIN, {"content-type": kind}, path)
     assert answer.status_code == status, answer.text
     if status == 415:
@@ -209,7 +211,7 @@ def small(tmp_path: Path) -> Any:
 
 
 def test_too_long_by_its_length_is_413_unread(small: App) -> None:
-    """The body itself never comes."""
+    """B172: the body itself never comes."""
 
     async def never() -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")
@@ -280,7 +282,7 @@ def test_a_bomb_is_413_in_little_memory(small: App, coding: str, make: Callable[
 
 
 def test_chunks_of_any_size_make_one_body(deck: App) -> None:
-    """A chunked request, as `Transfer-Encoding: chunked` comes over ASGI."""
+    """B163: a chunked request, as `Transfer-Encoding: chunked` comes over ASGI."""
 
     async def pieces(step: int) -> AsyncIterator[bytes]:
         for start in range(0, len(PLAIN), step):

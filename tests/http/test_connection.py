@@ -119,6 +119,19 @@ def test_smuggling_is_refused(live: LiveDeck) -> None:
         assert answer.count(b"HTTP/1.1 ") == 1
 
 
+def test_200_mb_are_413_in_little_memory(live: LiveDeck) -> None:
+    """B172."""
+    before = memory(live)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {live.token}\r\n".encode()
+    head += b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (200 * MIB)
+    answer, _ = exchange(live, head, CHUNK, most=200 * MIB)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    refusal(answer, 413)
+    assert memory(live) - before < 16 * MIB
+    with live.client() as client:
+        assert client.get("/v1/models").status_code == 200
+
+
 def test_a_large_body_in_small_chunks_is_no_head(live: LiveDeck) -> None:
     """What is held back is counted between pieces of a body, not over them."""
     body = json.dumps({**BODY, "model": "none", "messages": [{"role": "user", "content": "a" * 200_000}]}).encode()

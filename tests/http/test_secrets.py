@@ -157,6 +157,7 @@ def test_the_scenarios_are_what_they_should_be(seen: Seen) -> None:
 
 @pytest.mark.parametrize("secret", [*DOORS.values(), UPSTREAM_KEY, WRONG_KEY], ids=[*DOORS, "upstream", "refused"])
 def test_no_canary_comes_out(seen: Seen, secret: str) -> None:
+    """B166."""
     for place, text in seen.everything():
         assert secret not in text, place
 
@@ -259,6 +260,7 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_header_of_the_client_reaches_llama_server(tagged: App, stream: bool) -> None:
+    """B164: and no empty `Bearer`."""
     answer = tagged.chat(json={**BODY, "stream": stream}, headers=SENT)
     assert answer.status_code == 200
     assert tagged.fake.requests
@@ -272,6 +274,7 @@ def test_no_header_of_the_client_reaches_llama_server(tagged: App, stream: bool)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_header_of_llama_server_reaches_the_client(tagged: App, stream: bool) -> None:
+    """B173."""
     answer = tagged.chat(json={**BODY, "stream": stream}, headers={"x-request-id": "mine"})
     assert answer.headers["x-request-id"] == "mine"
     for name in ("server", "set-cookie", "x-upstream", "access-control-allow-origin", "keep-alive"):
@@ -280,6 +283,7 @@ def test_no_header_of_llama_server_reaches_the_client(tagged: App, stream: bool)
 
 
 def test_only_the_configured_key_goes_upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B164."""
     monkeypatch.setenv("UPSTREAM_KEY", UPSTREAM_KEY)
     keyed = 'id = "keyed"\n{server}api_key_env = "UPSTREAM_KEY"\n'
     with app(tmp_path, profiles={"keyed": keyed}) as running:
@@ -292,7 +296,7 @@ def test_only_the_configured_key_goes_upstream(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_report_header_has_names_only(tmp_path: Path) -> None:
-    """ASCII, bounded, and no value of a client's."""
+    """B173: ASCII, bounded, and no value of a client's."""
     with app(tmp_path) as running:
         body: dict[str, Any] = {**BODY, "metadata": {"k": "canary-value"}, "user": "canary-user"}
         body["messages"] = [

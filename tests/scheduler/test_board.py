@@ -267,3 +267,18 @@ def test_who_waits_too_long_is_told_so() -> None:
                 await use(played.board, profile("b"))
 
     run(play())
+
+
+def test_a_wait_that_is_over_at_once_harms_nobody_else() -> None:
+    """uvloop makes no timer of what is due within its clock's tick, and what it makes knows no time."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def play() -> None:
+        async with stage(wait=1e-6) as played, played.board.admit(profile("a")):
+            waiting = [asyncio.ensure_future(use(played.board, profile(name))) for name in "abcabc"]
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(item) for item in told] == [DeckError] * 6
+            assert played.board.depth == 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())

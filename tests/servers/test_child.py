@@ -70,6 +70,28 @@ def test_a_killed_parent_takes_the_program_along(mode: tuple[str, ...]) -> None:
         assert time.monotonic() < deadline, "the program outlived its parent"
 
 
+@_MODES
+def test_a_script_that_stays_is_not_outlived_by_what_it_runs(mode: tuple[str, ...], tmp_path: Path) -> None:
+    program = tmp_path / "wrapper"
+    program.write_text("#!/bin/sh\nsleep 600 &\necho $!\nwait\n")
+    program.chmod(0o755)
+    code = (
+        "import os, subprocess, sys\n"
+        "argv = [str(os.getpid()) if item == 'PARENT' else item for item in sys.argv[1:]]\n"
+        "subprocess.Popen(argv, start_new_session=True).wait()"
+    )
+    argv = _argv(mode, str(program))
+    argv[argv.index("--parent") + 1] = "PARENT"
+    with subprocess.Popen([sys.executable, "-c", code, *argv], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert _running(pid)
+        parent.kill()
+    deadline = time.monotonic() + _DEADLINE
+    while _running(pid):
+        assert time.monotonic() < deadline, "the script's child outlived its Deck"
+
+
 def _running(pid: int) -> bool:
     shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False).stdout.strip()
     return bool(shown) and not shown.startswith(b"Z")

@@ -47,6 +47,17 @@ def test_a_file_that_cannot_be_written_loses_no_line_in_memory(tmp_path: Path) -
     assert journal.tail == ("said",)
 
 
+def test_a_new_file_that_cannot_be_made_loses_no_line_in_memory(tmp_path: Path) -> None:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    journal = Journal(directory / "x.log", keep=3, file_bytes=10)
+    journal.write(b"longer than a file may be\n")
+    directory.rename(tmp_path / "away")
+    journal.write(b"said\nand said\n")
+    journal.close()
+    assert journal.tail == ("longer than a file may be", "said", "and said")
+
+
 LOAD = (
     "0.00.010.000 I srv    load_model: loading model 'm.gguf'",
     "0.00.012.000 E llama_model_load: error loading model: unknown model architecture: 'xyz'",
