@@ -16,12 +16,12 @@ from deck import json
 from deck.api import (
     DeckError,
     ErrorKind,
-    Overrun,
     Event,
     Failed,
     Finish,
     FinishReason,
     GrammarChecker,
+    Overrun,
     PartDelta,
     PartEnd,
     PartStart,
