@@ -54,7 +54,7 @@ from deck.contracts import (
     Step,
     Surface,
 )
-from deck.errors import DeckError, ErrorKind, invalid
+from deck.errors import DeckError, ErrorKind, Overrun, invalid
 from deck.hookspecs import hookimpl
 from deck.normalize import reasoning as reasoning
 from deck.normalize.fields import Field, Reader, Table, Treatment, Values, unknown
@@ -113,6 +113,7 @@ __all__ = [
     "Needs",
     "Observer",
     "Output",
+    "Overrun",
     "ParseOptions",
     "Parsed",
     "Part",

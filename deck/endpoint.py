@@ -289,7 +289,8 @@ class _Serving:
         try:
             second = await self._folded()
         except DeckError as failure:
-            if correction.format_fault(failure) is None:
+            is_too_long = failure.kind is ErrorKind.CONTEXT_LENGTH  # with what was wrong it fits no more
+            if correction.format_fault(failure) is None and not is_too_long:
                 raise
             second = None
         finally:

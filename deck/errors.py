@@ -6,6 +6,7 @@ Knows statuses; knows no wire: each surface renders every kind in its own envelo
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -35,6 +36,19 @@ class ErrorKind(Enum):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """The tokens of what does not fit: of the prompt, of the context, and of the answer that was asked for.
+
+    `budget` is None where the prompt alone does not fit; `is_estimate` says that no tokenizer has counted the prompt.
+    """
+
+    prompt: int
+    context: int
+    budget: int | None = None
+    is_estimate: bool = False
+
+
 class DeckError(Exception):
     """A failure that a client or an operator is told about.
 
@@ -44,7 +58,7 @@ class DeckError(Exception):
         param: the client's own path of the field at fault, as `messages[2].content`.
         code: a slug of the OpenAI error vocabulary, as `unknown_parameter`.
         retry_after: seconds after which the same request may succeed.
-        limits: for `CONTEXT_LENGTH`, the prompt's tokens and the context's, where known.
+        limits: for `CONTEXT_LENGTH`, the tokens that do not fit, where known; each wire words them.
         should_retry: an explicit answer for clients that retry by themselves (header `x-should-retry`).
     """
 
@@ -56,7 +70,7 @@ class DeckError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
-        limits: tuple[int, int] | None = None,
+        limits: Overrun | None = None,
         should_retry: bool | None = None,
     ) -> None:
         super().__init__(message)
@@ -75,6 +89,27 @@ class DeckError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> DeckError:
     """Build the error for a field that the client must change."""
     return DeckError(ErrorKind.INVALID_REQUEST, message, param=param, code=code)
+
+
+def overflow(overrun: Overrun, *, of: str = "messages", said: str = "") -> DeckError:
+    """Build the error for what does not fit the context, in the words that clients of OpenAI's wires know.
+
+    Args:
+        overrun: the numbers.
+        of: what the prompt is to the client, `messages` or `prompt`.
+        said: what else is known of it.
+    """
+    prompt, context, budget = overrun.prompt, overrun.context, overrun.budget
+    if budget is None and prompt > context:
+        what = f"your {of} resulted in {prompt} tokens. Please reduce the length of the {of}."
+    else:
+        budget = budget or 1  # an answer has one token at least
+        parts = f"({prompt} in the {of}, {budget} in the completion)"
+        what = f"you requested {prompt + budget} tokens {parts}. Please reduce the length of the {of} or completion."
+    estimated = " The model is not loaded: this is the least that it can be." if overrun.is_estimate else ""
+    message = f"This model's maximum context length is {context} tokens. However, {what}{estimated}"
+    message += f" ({said})" if said else ""
+    return DeckError(ErrorKind.CONTEXT_LENGTH, message, code="context_length_exceeded", limits=overrun)
 
 
 _OF_THE_HOST = (ErrorKind.INTERNAL, ErrorKind.UPSTREAM, ErrorKind.UNAVAILABLE, ErrorKind.UPSTREAM_TIMEOUT)

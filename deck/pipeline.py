@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 
 from deck import json
+from deck.admission import Fitter
 from deck.canon.events import Event, Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
 from deck.contracts import Facts, ParseOptions, Server, ServerState
 from deck.counting import ThoughtCounter, estimate
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, overflow
 from deck.exchange import Exchange, Shaped, note_cut
 from deck.media import ImageFetcher
 from deck.plugins import Plugins
@@ -60,6 +61,7 @@ class Pipeline:
         self._lenient = lenient
         self._clock = clock
         self._shaper = Shaper(plugins)
+        self._fitter = Fitter(self._shaper, client)
         self._known_options: dict[tuple[str, bool, str], ParseOptions] = {}
 
     def renew(self, catalog: Catalog) -> None:
@@ -140,14 +142,17 @@ class Pipeline:
         profile = exchange.profile
         assert profile is not None
         await self._fetch_images(exchange)
-        ticket, server = await self.board.acquire(profile, exchange.principal.name)
+        fit = await self._fitter.fit(exchange, self._ready(profile))
+        ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit)
         try:
             exchange.granted, exchange.server = self._clock(), server
-            exchange.shaped = shaped = self._shaper.shape(exchange, server.facts)
+            fit = await self._fitter.fit_granted(exchange, server, fit)
+            exchange.shaped = shaped = fit.shaped
+            assert shaped is not None
             try:
                 if shaped.route is TEXT:
                     await self._check_schema(server, shaped.request)
-                response = await self._client.post(server, shaped.route, json.dumps(shaped.body))
+                response = await self._client.post(server, shaped.route, fit.payload)
             except DeckError as error:
                 _blame(error, shaped.request)
                 raise
@@ -279,5 +284,7 @@ def _blame(error: DeckError, request: Request) -> None:
             error.param = last.origin
             why = f"it begins the answer, and llama-server cannot go on from it as {request.output.path} says"
             error.message = f"{last.origin}: {why}: {error.message}"
+    if error.limits is not None and isinstance(request, TextRequest):
+        error.message = overflow(error.limits, of="prompt").message
     if error.param is None and isinstance(request, TextRequest) and _TOKENS.search(error.message):
         error.param = "prompt"

@@ -244,6 +244,7 @@ class Profile(Table):
     template_kwargs: tuple[str, ...] = ()
     remove_attribution: StrictBool = True
     retry_calls: StrictBool = True
+    budget_overflow: Literal["refuse", "cap"] = "refuse"
     capabilities: Capabilities = Capabilities()
     schedule: Schedule = Schedule()
     defaults: Frozen[Any] = Field(default_factory=_nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from app_support import app
+from chat_automaton import check
 
 from deck.answer_tool import AnswerText, with_answer_tool
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Start, Usage
@@ -18,7 +20,7 @@ from deck.canon.request import ChatRequest, Message, Output, Text, Tool, ToolCho
 from deck.contracts import Facts
 from deck.errors import DeckError, ErrorKind
 from deck.normalize.report import Report
-from deck.testing.fake_llama import Reply
+from deck.testing.fake_llama import Reply, say
 from deck.testing.frames import done, finish, role, tool, usage
 
 FORM = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
@@ -249,6 +251,24 @@ def test_the_answer_is_held_against_the_form(tmp_path: Path) -> None:
         assert "response_format" not in sent
         assert sent["tool_choice"] == "required"
         assert [item["function"]["name"] for item in sent["tools"]] == ["now", "answer"]
+
+
+@pytest.mark.parametrize("family", ["qwen", "llama"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_written_as_a_bare_call_is_the_answer(tmp_path: Path, family: str, stream: bool) -> None:
+    """With a form and no tools such a text is the form's own; beside tools it can only be the call of the form's."""
+    reply = say('{"name":"answer","arguments":', '{"x":1}}')
+    profiles = {"bare": f'id = "bare"\nfamily = "{family}"\n{{server}}'}
+    with app(tmp_path, [reply], profiles=profiles) as deck:
+        answer = deck.chat(json={**BODY, "model": "bare", "stream": stream})
+        if stream:
+            found = check(answer.content)
+            assert (json.loads(found.text), found.calls, found.finish) == ({"x": 1}, [], "stop")
+        else:
+            choice = answer.json()["choices"][0]
+            assert json.loads(choice["message"]["content"]) == {"x": 1}
+            assert "tool_calls" not in choice["message"]
+            assert choice["finish_reason"] == "stop"
 
 
 def test_what_the_limit_cuts_is_no_cut_call(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_the_log_and_observers_say_which_it_was(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_a_real_server_with_a_tiny_context(tmp_path: Path) -> None:
     profile = (
-        f'id = "small"\n[server]\nmodel = "{ROOT}/profiles/tiny-chat/tiny-chat.gguf"\n'
+        f'id = "small"\nbudget_overflow = "cap"\n[server]\nmodel = "{ROOT}/profiles/tiny-chat/tiny-chat.gguf"\n'
         'ctx_size = 256\nargs = ["-t", "1", "-tb", "1"]\n'
     )
     with app(tmp_path, [Reply()], profiles={"small": profile}, points=POINTS) as deck:

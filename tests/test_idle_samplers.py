@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from app_support import app
+from wires import WIRES
 
 from deck.canon.request import TextRequest
 from deck.contracts import Facts
@@ -38,3 +41,13 @@ def test_a_setting_without_its_sampler_is_listed(name: str, switch: str) -> None
     assert idle({**asked, switch: 1}, asked, {}) == []
     assert idle(asked, asked, {switch: 1}) == []
     assert idle(asked, {}, {}) == [], "the profile's own settings are no matter of the client"
+
+
+@pytest.mark.parametrize("name", ["chat", "completions"])
+def test_a_client_is_told(tmp_path: Path, name: str) -> None:
+    wire = WIRES[name]
+    with app(tmp_path) as deck:
+        for settings, listed in ({"mirostat_tau": 3}, "mirostat_tau"), ({"mirostat_tau": 3, "mirostat": 1}, None):
+            answer = deck.send("POST", wire.path, json={**wire.body("hi", False, 5), **settings})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers.get("x-athena-compatibility-ignored") == listed

@@ -63,6 +63,10 @@ class Report:
         """Take back that what stands at `path` had no effect: the answer was found to hold to it."""
         self._notes = [note for note in self._notes if note.kind is NoteKind.CHANGED or note.path != path]
 
+    def rewind(self, size: int) -> None:
+        """Take back all but the first `size` entries: what they speak of is done anew."""
+        del self._notes[size:]
+
     def headers(self) -> list[tuple[str, str]]:
         """Return the headers to send, none when there is nothing to say."""
         if not self._notes:

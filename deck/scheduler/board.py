@@ -17,6 +17,7 @@ from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.scheduler.policy import Policy
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
+from deck.slots import pool_of
 
 _log = logging.getLogger("deck.scheduler")
 # In the last lines of a llama-server that did not find room, on a card or in memory.
@@ -285,7 +286,8 @@ class Board:
         self._on_load(name, loop.time() - began)
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
-        self._execute(self._policy.started(name, _slots(server), loop.time()))
+        pool = pool_of(server.profile, server.facts)
+        self._execute(self._policy.started(name, _slots(server), loop.time(), pool=pool))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
 
     async def _watch_end(self, name: str, server: Server) -> None:

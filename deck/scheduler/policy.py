@@ -263,9 +263,12 @@ class Policy:
             name = ticket.profile
             resident = self._residents.get(name)
             if resident is not None:
-                if name not in going and resident.has_room(ticket) and self._has_turn(ticket):
-                    self._queue.remove(ticket)
-                    commands.append(self._grant(resident, ticket, now))
+                if name not in going and self._has_turn(ticket):
+                    if resident.has_room(ticket):
+                        self._queue.remove(ticket)
+                        commands.append(self._grant(resident, ticket, now))
+                    else:
+                        going.add(name)  # nobody smaller may pass one that waits for its share of the pool
                 continue
             if name in asked:
                 continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deck import json
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, Overrun, overflow
 
 LONGEST_MESSAGE = 2000
 RETRY_AFTER = 5.0
@@ -83,12 +83,14 @@ def upstream_error(status: int, body: bytes | Mapping[str, Any]) -> DeckError:
         return DeckError(ErrorKind.UPSTREAM, f"llama-server refused Deck's key ({status})", code="upstream_error")
     message = _message(status, error)
     verdict = _judge(status, error.get("type"), message)
+    overrun = _overrun(error, message) if verdict is _OVERFLOW else None
+    if overrun is not None:
+        return overflow(overrun, said=message)
     return DeckError(
         verdict.kind,
         message,
         code=verdict.code,
         retry_after=verdict.retry_after,
-        limits=_limits(error, message) if verdict is _OVERFLOW else None,
         should_retry=verdict.should_retry,
     )
 
@@ -129,9 +131,9 @@ def _judge(status: int, label: object, message: str) -> _Verdict:
     return _CLIENT if status < 500 else _UPSTREAM
 
 
-def _limits(error: Mapping[str, Any], message: str) -> tuple[int, int] | None:
+def _overrun(error: Mapping[str, Any], message: str) -> Overrun | None:
     prompt, context = error.get("n_prompt_tokens"), error.get("n_ctx")
     if type(prompt) is int and type(context) is int:
-        return prompt, context
+        return Overrun(prompt, context)
     found = _LIMITS.search(message)
-    return (int(found[1]), int(found[2])) if found else None
+    return Overrun(int(found[1]), int(found[2])) if found else None

@@ -4,7 +4,7 @@ from tapes.tapefile import Tape, tapes
 from deck.canon.answer import Answer, Fold, is_json_object
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Progress, Start, Usage
 from deck.canon.request import Reasoning, Text, ToolCall
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, Overrun
 
 TAPES = tapes()
 WHOLE = [tape for tape in TAPES if '"finish"' in "".join(tape.lines[-1:])]
@@ -64,7 +64,7 @@ def test_logprobs_are_those_of_the_whole_and_of_each_part() -> None:
 
 
 def test_what_a_failure_carries_is_what_is_raised() -> None:
-    error = DeckError(ErrorKind.CONTEXT_LENGTH, "too long", limits=(9, 8))
+    error = DeckError(ErrorKind.CONTEXT_LENGTH, "too long", limits=Overrun(9, 8))
     with pytest.raises(DeckError) as caught:
         folded(Start(), Failed(error))
     assert caught.value is error

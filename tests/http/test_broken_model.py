@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_support import App, app
+from app_support import TOKEN, App, app
+from wires import WIRES
 
 from deck.errors import DeckError, ErrorKind, without_paths
+from deck.testing.fake_llama import Reply
+from deck.testing.frames import content, done, error_frame, role, text
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
@@ -50,6 +54,37 @@ def test_only_operators_see_paths(tmp_path: Path) -> None:
     assert "/bin/" not in other
     assert str(tmp_path) not in other
     assert "…/" in other
+
+
+async def streamed(deck: App, gate: asyncio.Event, path: str, body: dict[str, Any], token: str) -> bytes:
+    """Return what a client got of a stream whose upstream goes on once the client has its beginning."""
+    headers = {"authorization": f"Bearer {token}"}
+    async with asyncio.timeout(20):
+        answer = asyncio.get_running_loop().create_task(deck.client.post(path, json=body, headers=headers))
+        while not any(serving.reply.has_started for serving in deck.deck.endpoint._running):
+            await asyncio.sleep(0)
+        gate.set()
+        return (await answer).content
+
+
+@pytest.mark.parametrize("name", WIRES)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_only_operators_see_paths_at_the_end_of_a_stream(tmp_path: Path, name: str, is_alone: bool) -> None:
+    wire, gate = WIRES[name], asyncio.Event()
+    failed = error_frame(500, "the disk of /srv/secret/cache is full") + done()
+    say = text if name == "completions" else content
+    begun = () if name == "completions" else (role(),)
+    script = [Reply(steps=(*begun, say("a"), gate, failed if is_alone else say("b") + failed))]
+    with app(tmp_path, script) as deck:
+        _, plain = deck.tokens.create("plain")
+        body = wire.body("hi", True, 9)
+        seen = deck.runner.run(streamed(deck, gate, wire.path, body, TOKEN))
+        gate.clear()
+        other = deck.runner.run(streamed(deck, gate, wire.path, body, plain))
+    assert wire.stream(seen).error == "the disk of /srv/secret/cache is full"
+    assert wire.stream(other).error == "the disk of …/cache is full"
+    assert (b'"b"' in other) is not is_alone
+    assert b"secret" not in other
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Progress, Start, Usage
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, Overrun
 from deck.upstream.decode import Decoder
 
 ROOT = Path(__file__).parent
@@ -86,6 +86,8 @@ def line_of(event: Event) -> str:
     if isinstance(event, Failed):
         members |= {"kind": event.error.kind.label, "message": event.error.message}
         members |= {name: value for name in _ERROR_MEMBERS if (value := getattr(event.error, name)) is not None}
+        if event.error.limits is not None:
+            members["limits"] = [event.error.limits.prompt, event.error.limits.context]
     else:
         members |= _set(event)
     return json.dumps(members, ensure_ascii=False)
@@ -99,7 +101,7 @@ def event_of(line: str) -> Event:
         (error,) = (error for error in ErrorKind if error.label == members["kind"])
         limits = members.get("limits")
         rest = {name: members[name] for name in _ERROR_MEMBERS if name in members and name != "limits"}
-        return Failed(DeckError(error, members["message"], limits=tuple(limits) if limits else None, **rest))
+        return Failed(DeckError(error, members["message"], limits=Overrun(*limits) if limits else None, **rest))
     if kind is Finish:
         members |= {"reason": FinishReason(members["reason"]), "usage": Usage(**members["usage"])}
     if "logprobs" in members:

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from deck.errors import ErrorKind
+from deck.errors import ErrorKind, Overrun
 from deck.upstream.failures import LONGEST_MESSAGE, RETRY_AFTER, upstream_error
 
 
@@ -67,9 +67,17 @@ def test_an_error_in_a_stream_means_the_same(case: Case) -> None:
 def test_overflow_has_its_numbers() -> None:
     text = "request (41000 tokens) exceeds the available context size (32768 tokens), try increasing it"
     error = upstream_error(400, envelope(400, text, "exceed_context_size_error", n_prompt_tokens=41000, n_ctx=32768))
-    assert (error.code, error.limits) == ("context_length_exceeded", (41000, 32768))
-    assert upstream_error(400, envelope(400, text)).limits == (41000, 32768)
+    assert (error.code, error.limits) == ("context_length_exceeded", Overrun(41000, 32768))
+    assert upstream_error(400, envelope(400, text)).limits == Overrun(41000, 32768)
     assert upstream_error(500, envelope(500, "Context size has been exceeded.")).limits is None
+
+
+def test_overflow_is_worded_as_clients_know_it_with_what_llama_server_said() -> None:
+    text = "request (41000 tokens) exceeds the available context size (32768 tokens), try increasing it"
+    assert upstream_error(400, envelope(400, text)).message == (
+        "This model's maximum context length is 32768 tokens. However, your messages resulted in 41000 tokens."
+        f" Please reduce the length of the messages. ({text})"
+    )
 
 
 @pytest.mark.parametrize("status", [401, 403])

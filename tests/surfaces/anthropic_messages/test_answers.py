@@ -21,6 +21,7 @@ from deck.api import (
     Finish,
     FinishReason,
     GrammarChecker,
+    Overrun,
     PartDelta,
     PartEnd,
     PartStart,
@@ -267,12 +268,21 @@ def test_errors_take_their_types_from_their_kinds() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ((41000, 32768), "prompt is too long: 41000 tokens > 32768 maximum"),
-        ((32768, 32768), "prompt is too long: 32768 tokens > 32767 maximum"),
+        (Overrun(41000, 32768), "prompt is too long: 41000 tokens > 32768 maximum"),
+        (Overrun(32768, 32768), "prompt is too long: 32768 tokens > 32767 maximum"),
+        (
+            Overrun(41000, 32768, is_estimate=True),
+            "prompt is too long: 41000 tokens > 32768 maximum (at least, since the model is not loaded)",
+        ),
+        (
+            Overrun(188240, 200000, 21333),
+            "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000,"
+            " decrease input length or `max_tokens` and try again",
+        ),
         (None, "prompt is too long: it does not fit"),
     ],
 )
-def test_an_overflow_is_worded_as_clients_read_it(limits: tuple[int, int] | None, message: str) -> None:
+def test_an_overflow_is_worded_as_clients_read_it(limits: Overrun | None, message: str) -> None:
     error = DeckError(ErrorKind.CONTEXT_LENGTH, "it does not fit", limits=limits)
     assert AnthropicMessages().error(error, "r")["error"] == {"type": "invalid_request_error", "message": message}
     got = check(streamed([Start(), *say(0, "a"), Failed(error)]))

@@ -132,8 +132,14 @@ def render_error(error: DeckError, request_id: str | None = None) -> dict[str, A
 def _message(error: DeckError) -> str:
     if error.kind is not ErrorKind.CONTEXT_LENGTH:
         return error.message
-    # Claude Code reads this sentence, numbers included, and shortens the conversation.
-    if error.limits is None:
+    # Claude Code reads these sentences, numbers included: it shortens the conversation, or asks for a shorter answer.
+    overrun = error.limits
+    if overrun is None:
         return f"prompt is too long: {error.message}"
-    prompt, context = error.limits
-    return f"prompt is too long: {prompt} tokens > {min(context, prompt - 1)} maximum"
+    prompt, context, budget = overrun.prompt, overrun.context, overrun.budget
+    estimated = " (at least, since the model is not loaded)" if overrun.is_estimate else ""
+    if budget is None:
+        return f"prompt is too long: {prompt} tokens > {min(context, prompt - 1)} maximum{estimated}"
+    sum_ = f"{prompt} + {budget} > {context}"
+    remedy = "decrease input length or `max_tokens` and try again"
+    return f"input length and `max_tokens` exceed context limit: {sum_}, {remedy}{estimated}"
