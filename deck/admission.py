@@ -49,13 +49,12 @@ class Fit:
 
 @dataclass(slots=True)
 class _Known:
-    """What is the same for every exchange of one run of a server."""
+    """What is the same for every exchange of one run of a server; `share` is a slot's of the pool, None = no pool."""
 
     profile: Profile
     facts: Facts
     context: int | None
-    pool: int | None
-    share: int
+    share: int | None
     failures: int = 0
 
 
@@ -72,34 +71,41 @@ class Fitter:
         self._client = client
         self._known: dict[str, _Known] = {}
 
-    async def fit(self, exchange: Exchange, server: Server | None) -> Fit:
-        """Say what an exchange may come to take; `server` is its model's if that is loaded.
+    def forget(self) -> None:
+        """Look at every server anew: its profile may have changed."""
+        self._known.clear()
+
+    def guess(self, exchange: Exchange) -> Fit:
+        """Say what it may come to take of the context that the profile declares, while the model is not loaded.
+
+        The request is shaped for no server in particular; what is noted or refused in that is forgotten.
 
         Raises:
-            DeckError: it does not fit, or cannot be honoured.
+            DeckError: it plainly does not fit.
         """
+        assert exchange.profile is not None
         profile = exchange.profile
-        if server is None or server.profile is not profile:
-            return self._guess(exchange)
-        fit = self._measure(exchange, server)
-        return await self._count(exchange, server, fit) if fit.is_open else fit
+        notes = exchange.report.size
+        context = declared_context(profile)
+        try:
+            shaped = self._shaper.shape(replace(exchange, report=Report()), NO_FACTS)
+        except DeckError:
+            return Fit(_ALL, notes=notes)
+        request = shaped.request
+        if context is not None:
+            _refuse_plain(exchange, request, context)
+        most = most_tokens(request, json.dumps(shaped.body), NO_FACTS)
+        # Only what the server is started with bounds what it grows to.
+        return Fit(_credit(most, request, context if profile.server.ctx_size and context else _ALL), notes=notes)
 
-    async def fit_granted(self, exchange: Exchange, server: Server, fit: Fit) -> Fit:
-        """Return what fits the server that was granted, which may be another than was there before.
+    def measure(self, exchange: Exchange, server: Server) -> Fit:
+        """Return what the bytes of the body settle, and the request as it is sent.
 
         Raises:
-            DeckError: it does not fit, or cannot be honoured.
+            DeckError: the request cannot be honoured.
         """
-        if fit.facts is server.facts and fit.shaped is not None:
-            return fit
-        exchange.report.rewind(fit.notes)
-        fit = self._measure(exchange, server)
-        return await self._count(exchange, server, fit) if fit.is_open else fit
-
-    def _measure(self, exchange: Exchange, server: Server) -> Fit:
-        """Return what the bytes of the body settle."""
         facts = server.facts
-        notes = len(exchange.report.notes)
+        notes = exchange.report.size
         shaped = self._shaper.shape(exchange, facts)
         payload = json.dumps(shaped.body)
         known = self._of(server)
@@ -107,14 +113,20 @@ class Fitter:
         if context is None:
             return Fit(_ALL, facts, shaped, payload, notes)
         most = most_tokens(shaped.request, payload, facts)
-        credit = _credit(most, shaped.request, context)
         is_open = most + (_asked(exchange, shaped.request) or 1) > context
+        if known.share is None:
+            return Fit(context, facts, shaped, payload, notes, is_open)
+        credit = _credit(most, shaped.request, context)
         if credit > known.share and not is_open:
             is_open = "max_tokens" in shaped.request.sampling  # without it a count would change nothing
         return Fit(credit, facts, shaped, payload, notes, is_open)
 
-    async def _count(self, exchange: Exchange, server: Server, fit: Fit) -> Fit:
-        """Have the server count, and refuse what does not fit, or lower its budget where the profile says so."""
+    async def count(self, exchange: Exchange, server: Server, fit: Fit) -> Fit:
+        """Settle what is open by the server's count: its budget is lowered where the profile says so.
+
+        Raises:
+            DeckError: it does not fit.
+        """
         known, shaped = self._of(server), fit.shaped
         assert shaped is not None
         assert known.context is not None
@@ -134,15 +146,15 @@ class Fitter:
         self._cap(exchange, fit, asked, context - prompt)
         return fit
 
-    def _cap(self, exchange: Exchange, fit: Fit, asked: int, left: int) -> None:
-        """Lower the budget that is sent; the decoder keeps the client's, so that the context is named as the end."""
-        assert fit.shaped is not None
-        assert exchange.parsed is not None
-        path = exchange.parsed.paths.get("max_tokens", "max_tokens")
-        why = "the profile lowers it to what the prompt leaves of the context"
-        exchange.report.changed(path, why, shown=f"{path}={asked}>{left}", field="max_tokens")
-        fit.shaped = replace(fit.shaped, body={**fit.shaped.body, "max_tokens": left})
-        fit.payload = json.dumps(fit.shaped.body)
+    async def fit_granted(self, exchange: Exchange, server: Server, fit: Fit) -> Fit:
+        """Return what fits the server that was granted, where it is another than was there before.
+
+        Raises:
+            DeckError: it does not fit, or cannot be honoured.
+        """
+        exchange.report.rewind(fit.notes)
+        fit = self.measure(exchange, server)
+        return await self.count(exchange, server, fit) if fit.is_open else fit
 
     async def _tokens(self, server: Server, shaped: Shaped, known: _Known) -> int | None:
         """Return the prompt's tokens by the server's own counter, None = it did not say."""
@@ -167,40 +179,36 @@ class Fitter:
         known.failures = 0
         return found
 
-    def _guess(self, exchange: Exchange) -> Fit:
-        """Refuse what plainly does not fit the context that the profile declares.
-
-        The request is shaped for no server in particular; what is noted or refused in that is forgotten.
-        """
-        assert exchange.profile is not None
-        profile = exchange.profile
-        notes = len(exchange.report.notes)
-        context = declared_context(profile)
-        try:
-            shaped = self._shaper.shape(replace(exchange, report=Report()), NO_FACTS)
-        except DeckError:
-            return Fit(_ALL, notes=notes)
-        request = shaped.request
-        if context is None:
-            return Fit(_ALL, notes=notes)
-        asked = _asked(exchange, request)
-        least = least_tokens(request, _ENOUGH * context)
-        if least > context:
-            raise overflow(Overrun(least, context, is_estimate=True), of=_of(request))
-        may_cap = profile.budget_overflow == "cap" or shifts(profile.server)
-        if asked is not None and least + asked > context and not may_cap:
-            raise overflow(Overrun(least, context, asked, is_estimate=True), of=_of(request))
-        most = most_tokens(request, json.dumps(shaped.body), NO_FACTS)
-        return Fit(_credit(most, request, context), notes=notes)
+    def _cap(self, exchange: Exchange, fit: Fit, asked: int, left: int) -> None:
+        """Lower the budget that is sent; the decoder keeps the client's, so that the context is named as the end."""
+        assert fit.shaped is not None
+        assert exchange.parsed is not None
+        path = exchange.parsed.paths.get("max_tokens", "max_tokens")
+        why = "the profile lowers it to what the prompt leaves of the context"
+        exchange.report.changed(path, why, shown=f"{path}={asked}>{left}", field="max_tokens")
+        fit.shaped = replace(fit.shaped, body={**fit.shaped.body, "max_tokens": left})
+        fit.payload = json.dumps(fit.shaped.body)
 
     def _of(self, server: Server) -> _Known:
         profile, facts = server.profile, server.facts
         known = self._known.get(profile.id)
         if known is None or known.facts is not facts or known.profile is not profile:
-            context, pool = facts.context, pool_of(profile, facts)
-            share = pool // (facts.slots or 1) if pool is not None else _ALL
-            known = self._known[profile.id] = _Known(profile, facts, context, pool, share)
+            pool = pool_of(profile, facts)
+            share = pool // (facts.slots or 1) if pool is not None else None
+            known = self._known[profile.id] = _Known(profile, facts, facts.context, share)
         return known
+
+
+def _refuse_plain(exchange: Exchange, request: Request, context: int) -> None:
+    """Refuse what does not fit by the lowest estimate."""
+    assert exchange.profile is not None
+    profile, asked = exchange.profile, _asked(exchange, request)
+    least = least_tokens(request, _ENOUGH * context)
+    if least > context:
+        raise overflow(Overrun(least, context, is_estimate=True), of=_of(request))
+    may_exceed = profile.budget_overflow == "cap" or shifts(profile.server)
+    if asked is not None and least + asked > context and not may_exceed:
+        raise overflow(Overrun(least, context, asked, is_estimate=True), of=_of(request))
 
 
 def _asked(exchange: Exchange, request: Request) -> int | None:

@@ -19,7 +19,6 @@ _TEMPLATE = 8192
 # Tokens of the largest picture, whatever its bytes; and how many characters of a sound stand for no more than a token.
 _PICTURE = 16384
 _SOUND, _SOUND_CHARS = 1024, 64
-_MEDIA = (b'"image_url"', b'"input_audio"')
 
 _CHARS = 8
 # Tokenizers have tokens for long runs of one character, of spaces above all.
@@ -39,7 +38,7 @@ def most_tokens(request: Request, payload: bytes, facts: Facts) -> int:
     if isinstance(request, TextRequest):
         return len(request.prompt) if isinstance(request.prompt, tuple) else len(payload) + _ENDS
     size = len(payload) + (len(facts.template) if facts.template is not None else _TEMPLATE)
-    if any(mark in payload for mark in _MEDIA):
+    if b'"image_url"' in payload or b'"input_audio"' in payload:
         size += sum(_of_medium(part) for part in _parts(request))
     return size
 

@@ -68,6 +68,7 @@ class Pipeline:
         """Serve the models of another catalog from now on; exchanges that run keep their profile."""
         self.catalog = catalog
         self._shaper.forget()
+        self._fitter.forget()
         self._known_options.clear()
 
     def prepare(self, exchange: Exchange, body: Mapping[str, Any]) -> None:
@@ -142,11 +143,17 @@ class Pipeline:
         profile = exchange.profile
         assert profile is not None
         await self._fetch_images(exchange)
-        fit = await self._fitter.fit(exchange, self._ready(profile))
+        loaded = self._ready(profile)
+        if loaded is None or loaded.profile is not profile:
+            fit = self._fitter.guess(exchange)
+        elif (fit := self._fitter.measure(exchange, loaded)).is_open:
+            await self._fitter.count(exchange, loaded, fit)
         ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit)
         try:
             exchange.granted, exchange.server = self._clock(), server
-            fit = await self._fitter.fit_granted(exchange, server, fit)
+            if fit.facts is not server.facts:
+                fit = await self._fitter.fit_granted(exchange, server, fit)
+                self.board.settle(ticket, fit.credit)
             exchange.shaped = shaped = fit.shaped
             assert shaped is not None
             try:

@@ -442,6 +442,43 @@ def test_the_credits_of_who_runs_never_exceed_the_pool(
         run(deck, play)
 
 
+def test_one_that_loaded_the_model_holds_no_more_than_it_takes(tmp_path: Path) -> None:
+    """Before there was anybody to count, it had to be granted all of the pool."""
+    held = Held()
+    with pooled(tmp_path, held, 1000) as deck:
+
+        async def play() -> None:
+            first = ask(deck, LONG, 100)
+            await until(partial(has_gates, held, 1))
+            second = ask(deck, LONG, 100)
+            await until(partial(has_gates, held, 2))
+            for gate in held.gates:
+                gate.set()
+            assert (await first).is_success
+            assert (await second).is_success
+
+        run(deck, play)
+
+
+@pytest.mark.parametrize(
+    ("more", "limit"), [("", None), ("[capabilities]\ncontext = 64\n", None), ("[capabilities]\ncontext = 64\n", 9000)]
+)
+def test_what_is_only_declared_bounds_no_credit(tmp_path: Path, more: str, limit: int | None) -> None:
+    """A slot may grow beyond what somebody said of the model."""
+    profile = f'id = "pool"\nbudget_overflow = "cap"\n{{server}}{more}'
+    with app(tmp_path, answering, profiles={"pool": profile}) as deck:
+        seen: list[int] = []
+        acquire = deck.deck.board.acquire
+
+        def watched(profile: Any, token: str, credit: int) -> Any:
+            seen.append(credit)
+            return acquire(profile, token, credit)
+
+        deck.deck.board.acquire = watched  # type: ignore[method-assign]  # to see what is promised
+        assert send(deck, WIRES["chat"], "a", limit, model="pool").is_success
+        assert seen[0] > (limit or 1 << 30)
+
+
 def test_a_small_request_to_a_pool_is_not_counted(tmp_path: Path) -> None:
     with pooled(tmp_path, answering) as deck:
         load(deck, "pool")

@@ -63,6 +63,11 @@ class Report:
         """Take back that what stands at `path` had no effect: the answer was found to hold to it."""
         self._notes = [note for note in self._notes if note.kind is NoteKind.CHANGED or note.path != path]
 
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
+        return len(self._notes)
+
     def rewind(self, size: int) -> None:
         """Take back all but the first `size` entries: what they speak of is done anew."""
         del self._notes[size:]

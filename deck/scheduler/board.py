@@ -182,6 +182,10 @@ class Board:
             self._execute(self._policy.release(ticket, asyncio.get_running_loop().time()))
             self._watch_idle(server.profile)
 
+    def settle(self, ticket: Ticket, credit: int) -> None:
+        """Lower the credit of one that was granted to what it is now known to take at most."""
+        self._execute(self._policy.settle(ticket, credit, asyncio.get_running_loop().time()))
+
     def preload(self, profile: Profile) -> None:
         """Start a profile's server now, if there is room without stopping another."""
         self._policy.forgive(profile.id)

@@ -8,7 +8,7 @@ starts a model into the room that it waits for. A server that is in use, is load
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deck.errors import DeckError, ErrorKind
 from deck.scheduler.residents import Resident, room_for
@@ -113,6 +113,15 @@ class Policy:
             self._learn(self._exchange_time, ticket.profile, now - resident.granted.pop(ticket.id)[1])
             resident.used = now
             self._give_turn_back(ticket)
+        return self._advance(now)
+
+    def settle(self, ticket: Ticket, credit: int, now: float) -> list[Command]:
+        """Lower the credit of one that runs: it was granted before anybody could know what it takes."""
+        resident = self._residents.get(ticket.profile)
+        found = resident.granted.get(ticket.id) if resident is not None else None
+        if resident is None or found is None or credit >= found[0].credit:
+            return []
+        resident.granted[ticket.id] = (replace(found[0], credit=credit), found[1])
         return self._advance(now)
 
     def started(self, profile: str, slots: int, now: float, *, pool: int | None = None) -> list[Command]:

@@ -5,6 +5,7 @@
     a memory=4 group=g pinned priority=1 concurrency=1 stay=20        what a model is; a remote one says `remote`
     @5 a1 arrives token=x priority=2 credit=100 -> start a            a ticket is its model's letter and a number
     a ready 2 pool=1000 -> grant a1, grant a2                         slots, 0 = no bound
+    a1 takes 50                                                       what it was found to take, once it runs
     a1 ends | a1 leaves | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
     a fails | a fails memory | a fails unrun                          why it did not start
     a unload | a preload | a forgive | tick                           an operator's words, and time alone
@@ -106,6 +107,8 @@ class Play:
                 return policy.arrive(self.tickets[who], self.now)
             case [who, "ends"]:
                 return policy.release(self.tickets[who], self.now)
+            case [who, "takes", credit]:
+                return policy.settle(self.tickets[who], int(credit), self.now)
             case [who, "leaves"]:
                 return policy.leave(self.tickets[who], self.now)
             case [name, "ready", slots, *rest]:
