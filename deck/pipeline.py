@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 import httpx
 
 from deck import json
-from deck.canon.events import Event, Failed
+from deck.canon.events import Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
 from deck.contracts import Facts, ParseOptions, Server, ServerState
 from deck.counting import ThoughtCounter, estimate
 from deck.errors import DeckError, ErrorKind
 from deck.exchange import Exchange, Shaped, note_cut
+from deck.flights import Flights, Taker
 from deck.media import ImageFetcher
 from deck.plugins import Plugins
 from deck.profile import Profile
+from deck.routing import Router
 from deck.scheduler.board import Board
+from deck.scheduler.lanes import Lane
 from deck.shaping import Shaper, call_plugin, check_declared, check_measured, filter_of, filtered_by
 from deck.tokens import Principal
 from deck.upstream.client import TEXT, UpstreamClient
@@ -35,7 +38,6 @@ _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _UNBEGUN = re.compile(r"initialize samplers", re.IGNORECASE)
 _SCHEMA = re.compile(r"json[_ ]schema", re.IGNORECASE)
 _TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
-Taker = Callable[[list[Event]], Awaitable[None] | None]
 
 
 class Pipeline:
@@ -50,6 +52,8 @@ class Pipeline:
         *,
         images: ImageFetcher,
         lenient: bool = False,
+        router: Router | None = None,
+        most_guests: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog = catalog
@@ -59,6 +63,8 @@ class Pipeline:
         self._images = images
         self._lenient = lenient
         self._clock = clock
+        self._router = router
+        self._flights = Flights(self._run, most=most_guests, clock=clock)
         self._shaper = Shaper(plugins)
         self._known_options: dict[tuple[str, bool, str], ParseOptions] = {}
 
@@ -83,6 +89,8 @@ class Pipeline:
         exchange.model = exchange.parsed.request.model
         check_declared(exchange.parsed.request, profile)
         self._images.check(exchange.parsed.request)
+        if self._router is not None and exchange.operation == "generate":
+            self._router.route(exchange, body, self._clock())
 
     def shape(self, exchange: Exchange, facts: Facts) -> Shaped:
         """Return a prepared request as it would be sent to a server of these facts; each change leaves a note."""
@@ -125,10 +133,16 @@ class Pipeline:
         message = f"no model named {name[:100]!r}; this token may use: {listed}"
         return DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model", code="model_not_found")
 
-    async def run(self, exchange: Exchange, take: Taker) -> None:
+    def remember(self, exchange: Exchange, calls: list[str]) -> None:
+        """Take note of the calls that an exchange was answered with."""
+        if self._router is not None:
+            self._router.remember(exchange, calls, self._clock())
+
+    def run(self, exchange: Exchange, take: Taker) -> Coroutine[Any, Any, None]:
         """Run the exchange: wait for its server, forward, and hand on its events as they come.
 
-        An error before the first event is raised, one after it is the last event.
+        An error before the first event is raised, one after it is the last event. In the static lane the events come
+        all at once, and an error after the first is raised too.
 
         Args:
             exchange: one that is prepared.
@@ -137,17 +151,22 @@ class Pipeline:
         Raises:
             DeckError: nothing was answered.
         """
-        profile = exchange.profile
+        return self._flights.run(exchange, take) if exchange.lane is Lane.STATIC else self._run(exchange, take)
+
+    async def _run(self, exchange: Exchange, take: Taker) -> None:
+        profile, claim = exchange.profile, exchange.claim
         assert profile is not None
         await self._fetch_images(exchange)
-        ticket, server = await self.board.acquire(profile, exchange.principal.name)
+        ticket, server = await self.board.acquire(profile, exchange.principal.name, claim=claim)
         try:
             exchange.granted, exchange.server = self._clock(), server
             exchange.shaped = shaped = self._shaper.shape(exchange, server.facts)
             try:
                 if shaped.route is TEXT:
                     await self._check_schema(server, shaped.request)
-                response = await self._client.post(server, shaped.route, json.dumps(shaped.body))
+                slot = self.board.slot(ticket) if claim is not None else None
+                body = shaped.body if slot is None else shaped.body | {"id_slot": slot}
+                response = await self._client.post(server, shaped.route, json.dumps(body))
             except DeckError as error:
                 _blame(error, shaped.request)
                 raise

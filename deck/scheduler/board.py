@@ -16,6 +16,7 @@ from deck.contracts import Launcher, Server, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.scheduler.policy import Policy
+from deck.scheduler.slots import Claim, SlotBook
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
 
 _log = logging.getLogger("deck.scheduler")
@@ -34,6 +35,7 @@ class Board:
         on_gone: told of a server that is going away, before it is stopped, so that its connections are closed.
         on_load: told how many seconds a server took to become ready.
         memory_of: what a profile's server will take in bytes before it has ever run, None = unknown.
+        book_of: gives the slots of a server out, None = it chooses itself.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Board:
         on_gone: Callable[[Server], None] = lambda server: None,
         on_load: Callable[[str, float], None] = lambda profile, seconds: None,
         memory_of: Callable[[Profile], int | None] = lambda profile: profile.server.memory,
+        book_of: Callable[[Server], SlotBook | None] = lambda server: None,
     ) -> None:
         self._policy = policy
         self._launcher_of = launcher_of
@@ -52,6 +55,7 @@ class Board:
         self._on_gone = on_gone
         self._on_load = on_load
         self._memory_of = memory_of
+        self._book_of = book_of
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Server]] = {}
         self._models: dict[str, tuple[Profile, Model]] = {}
@@ -110,7 +114,13 @@ class Board:
             self._policy.forgive(profile.id)
         return Admission(self, profile, token, credit)
 
-    async def acquire(self, profile: Profile, token: str = "", credit: int = 0) -> tuple[Ticket, Server]:
+    def slot(self, ticket: Ticket) -> int | None:
+        """Return the slot that a ticket's exchange is to run in, None = the server chooses."""
+        return self._policy.slot(ticket)
+
+    async def acquire(
+        self, profile: Profile, token: str = "", credit: int = 0, claim: Claim | None = None
+    ) -> tuple[Ticket, Server]:
         """Wait for a slot and return its ticket and server; `release` must follow.
 
         Raises:
@@ -120,7 +130,7 @@ class Board:
             raise DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit)
+        ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit, claim)
         commands = self._policy.arrive(ticket, now)
         if len(commands) == 1 and isinstance(commands[0], Grant) and commands[0].ticket is ticket:
             return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
@@ -269,7 +279,7 @@ class Board:
         self._on_load(name, loop.time() - began)
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
-        self._execute(self._policy.started(name, _slots(server), loop.time()))
+        self._execute(self._policy.started(name, _slots(server), loop.time(), book=self._book_of(server)))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
 
     async def _watch_end(self, name: str, server: Server) -> None:

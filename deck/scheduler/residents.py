@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deck.scheduler.slots import Claim, SlotBook
 from deck.scheduler.values import Model, Ticket
 
 
@@ -13,7 +14,8 @@ from deck.scheduler.values import Model, Ticket
 class Resident:
     """One server, from the command to start it until it is gone.
 
-    `granted` holds who uses it, by ticket id, and since when; `pool` is the tokens that its slots share.
+    `granted` holds who uses it, by ticket id, and since when; `pool` is the tokens that its slots share; `book` says
+    who is in which slot, where Deck gives them out.
     """
 
     model: Model
@@ -22,6 +24,7 @@ class Resident:
     used: float = 0.0
     slots: int = 0
     pool: int | None = None
+    book: SlotBook | None = None
     granted: dict[int, tuple[Ticket, float]] = field(default_factory=dict)
     is_unwanted: bool = False
     was_retried: bool = False
@@ -31,7 +34,7 @@ class Resident:
         """How many exchanges use it."""
         return len(self.granted)
 
-    def has_room(self, ticket: Ticket) -> bool:
+    def has_room(self, ticket: Ticket, now: float) -> bool:
         """Tell whether one more exchange may use it."""
         if self.state != "ready" or self.is_unwanted:
             return False
@@ -40,9 +43,18 @@ class Resident:
             return False
         if self.model.concurrency is not None and running >= self.model.concurrency:
             return False
+        if ticket.claim is not None and not self._lets_in(ticket.claim, ticket.token, now):
+            return False
         if self.pool is None or not running:
             return True
         return sum(other.credit for other, _ in self.granted.values()) + ticket.credit <= self.pool
+
+    def _lets_in(self, claim: Claim, token: str, now: float) -> bool:
+        if claim.alone:
+            for other, _ in self.granted.values():
+                if other.claim is not None and other.claim.conversation == claim.conversation:
+                    return False
+        return self.book is None or self.book.has_room(claim, token, now)
 
     def may_stop(self, now: float) -> bool:
         """Tell whether it may make room now: nobody uses it and it has been there long enough."""
