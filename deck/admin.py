@@ -158,7 +158,10 @@ class Admin:
             name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
         }
         queue = {"waiting": board.depth, "exchanges": waiting}
-        return 200, {**self._metrics.snapshot(), "queue": queue, "servers": states, "quarantined": quarantined}
+        flights = self._pipeline.flights
+        shared = {"generations": len(flights), "exchanges": flights.guests}
+        own = {"queue": queue, "shared": shared, "servers": states, "quarantined": quarantined}
+        return 200, {**self._metrics.snapshot(), **own}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         query.read(scope)

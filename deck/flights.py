@@ -61,6 +61,11 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
+    @property
+    def guests(self) -> int:
+        """How many exchanges wait for one of them."""
+        return sum(flight.guests for flight in self._flights.values())
+
     async def run(self, exchange: Exchange, take: Taker) -> None:
         """Run an exchange, or wait for one that is like it; then hand on all events.
 

@@ -64,7 +64,7 @@ class Pipeline:
         self._lenient = lenient
         self._clock = clock
         self._router = router
-        self._flights = Flights(self._run, most=most_guests, clock=clock)
+        self.flights = Flights(self._run, most=most_guests, clock=clock)
         self._shaper = Shaper(plugins)
         self._known_options: dict[tuple[str, bool, str], ParseOptions] = {}
 
@@ -151,7 +151,7 @@ class Pipeline:
         Raises:
             DeckError: nothing was answered.
         """
-        return self._flights.run(exchange, take) if exchange.lane is Lane.STATIC else self._run(exchange, take)
+        return self.flights.run(exchange, take) if exchange.lane is Lane.STATIC else self._run(exchange, take)
 
     async def _run(self, exchange: Exchange, take: Taker) -> None:
         profile, claim = exchange.profile, exchange.claim
