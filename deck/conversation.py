@@ -8,10 +8,21 @@ that is also what llama-server can have in its cache.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
-from typing import Any
+from hashlib import sha256
+from typing import Any, Protocol
 
-from deck.canon.request import Audio, ChatRequest, Image, Part, Request, Text, TextRequest, ToolResult
+from deck.canon.request import (
+    Audio,
+    ChatRequest,
+    Image,
+    Part,
+    Reasoning,
+    Request,
+    Text,
+    TextRequest,
+    ToolCall,
+    ToolResult,
+)
 from deck.canon.value import value
 
 # Of the agents and chat programs that say it: the first that is there counts.
@@ -38,10 +49,18 @@ _NO_TOOLS = b"-"
 
 @value(frozen=True, slots=True)
 class Beginning:
-    """Digests of how a request begins: `head` of its system prompt and tools, `whole` with its first words."""
+    """Digests of how a request begins: `head` of its system prompt and tools, `whole` with its first words.
+
+    `tail_size` is the characters behind the head.
+    """
 
     head: bytes
     whole: bytes
+    tail_size: int = 0
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
 
 
 def session_of_headers(headers: Mapping[bytes, bytes]) -> str:
@@ -67,7 +86,7 @@ def session_of_body(body: Mapping[str, Any]) -> str:
 
 def beginning_of(request: Request, principal: str, session: str) -> Beginning:
     """Return how a request begins; what is alike for two principals is not alike here."""
-    digest = blake2b(digest_size=16)
+    digest = sha256()
     if isinstance(request, TextRequest):
         _feed(digest, principal, session, str(request.prompt[:_RAW]))
         return Beginning(b"", digest.digest())
@@ -77,14 +96,18 @@ def beginning_of(request: Request, principal: str, session: str) -> Beginning:
             break
         first += 1
         _feed(digest, message.role, *_texts(message.parts))
-    for tool in request.tools:
-        _feed(digest, tool.name)
+    if request.tools:
+        _feed(digest, "\n".join([tool.name for tool in request.tools]))
     digest.update(_NO_TOOLS)
     head = digest.digest()
     if first < len(request.messages):
         _feed(digest, *_texts(request.messages[first].parts))
     _feed(digest, principal, session)
-    return Beginning(head, digest.digest())
+    tail = 0
+    for message in request.messages[first:]:
+        for part in message.parts:
+            tail += len(part.text) if type(part) is Text else _size(part)
+    return Beginning(head, digest.digest(), tail)
 
 
 def goes_on(request: Request) -> bool:
@@ -119,7 +142,19 @@ def _texts(parts: Iterable[Part]) -> Iterable[str]:
             yield part.data
 
 
-def _feed(digest: blake2b, *texts: str) -> None:
+def _size(part: Part) -> int:
+    match part:
+        case Text() | Reasoning():
+            return len(part.text)
+        case ToolCall():
+            return len(part.arguments)
+        case ToolResult():
+            return sum([_size(inner) for inner in part.parts])
+        case _:
+            return 0  # the head's share of the body then holds it, which makes no difference worth knowing
+
+
+def _feed(digest: _Digest, *texts: str) -> None:
     for text in texts:
         shown = text[:_MOST_TEXT].encode("utf-8", "surrogatepass")
         digest.update(b"%d:%d:" % (len(text), len(shown)))

@@ -226,6 +226,7 @@ class _Serving:
             headers = dict(scope["headers"])
         if not SESSION_HEADERS.isdisjoint(headers):
             exchange.session = session_of_headers(headers)
+        exchange.size = len(content)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
 
     def _ignore_headers(self) -> None:

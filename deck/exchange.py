@@ -27,9 +27,9 @@ _SERVER_BUDGET = frozenset({"-n", "--predict", "--n-predict"})
 class Exchange:
     """One client request from first byte to last; times are the monotonic clock's.
 
-    `session` is what the client said of it, `claim` the conversation it belongs to where that matters, `record` the
-    calls whose results it brings. `left` is a lane that was tried and given up for `lane`; `is_guest` = its answer was
-    made for another exchange.
+    `size` is the bytes of its body, `session` what the client said of it, `claim` the conversation it belongs to where
+    that matters, `record` the calls whose results it brings. `left` is a lane that was tried and given up for `lane`;
+    `is_guest` = its answer was made for another exchange.
     """
 
     id: str
@@ -48,6 +48,7 @@ class Exchange:
     headers: Mapping[str, str] = field(default_factory=dict)
     shaped: Shaped | None = None
     session: str = ""
+    size: int = 0
     lane: Lane = Lane.CONTINUOUS
     left: Lane | None = None
     claim: Claim | None = None

@@ -63,10 +63,16 @@ class Router:
             exchange.claim = self._claim(exchange, request, record, alone=alone)
 
     def _claim(self, exchange: Exchange, request: Request, record: Continuation | None, *, alone: bool) -> Claim:
-        if record is not None:
-            return Claim(record.conversation, record.head, True, alone)
         beginning = beginning_of(request, exchange.principal.name, exchange.session)
-        return Claim(beginning.whole, beginning.head, goes_on(request), alone)
+        tail = beginning.tail_size
+        return Claim(
+            beginning.whole if record is None else record.conversation,
+            beginning.head,
+            holds=record is not None or goes_on(request),
+            alone=alone,
+            head_size=max(0, exchange.size - tail),
+            tail_size=tail,
+        )
 
     def _reclaimed(self, exchange: Exchange, request: Request, now: float) -> Continuation | None:
         """Return the record of the calls whose results the request brings, if it still matches."""

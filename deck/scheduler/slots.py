@@ -7,10 +7,14 @@ one token takes that of another only while it has less than its share.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deck.canon.value import value
+
+# Conversations that lost a slot are remembered, so many for each slot there is.
+_MOST_LOST = 16
 
 
 @value(frozen=True, slots=True)
@@ -22,17 +26,24 @@ class Claim:
         head: alike for conversations that begin alike, so that one may use what is left of another.
         holds: it will go on, so its slot is worth keeping; a title or another side request will not.
         alone: no other exchange of the conversation may run meanwhile.
+        head_size: of the head, in any measure that is the same for all.
+        tail_size: of what follows it.
     """
 
     conversation: bytes
     head: bytes = b""
     holds: bool = False
     alone: bool = False
+    head_size: int = 0
+    tail_size: int = 0
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One slot; `ticket` is who runs in it, `hits` how often its conversation came back in a row."""
+    """One slot; `ticket` is who runs in it, `hits` how often its conversation came back in a row.
+
+    `tail_size` is what it would have to process again if another with the same head had been here.
+    """
 
     number: int
     ticket: int | None = None
@@ -43,6 +54,7 @@ class _Slot:
     since: float = float("-inf")
     used: float = float("-inf")
     hits: int = 0
+    tail_size: int = 0
 
 
 class SlotBook:
@@ -56,6 +68,7 @@ class SlotBook:
 
     def __init__(self, slots: int, *, grace: float, longest: float) -> None:
         self._slots = [_Slot(number) for number in range(slots)]
+        self._lost: OrderedDict[bytes, None] = OrderedDict()
         self._grace = grace
         self._longest = longest
 
@@ -67,13 +80,15 @@ class SlotBook:
         """Put a ticket into the slot that suits it, and return its number; only if there is room."""
         slot = self._choose(claim, token, now)
         assert slot is not None
-        if slot.conversation != claim.conversation:
-            slot.conversation, slot.token, slot.hits, slot.is_pinned = claim.conversation, token, 0, False
-        else:
+        if slot.conversation == claim.conversation:
             slot.hits += 1
+            self._lost.pop(claim.conversation, None)
+        else:
+            self._clear(slot)
+            slot.conversation, slot.token = claim.conversation, token
         if claim.holds and not (slot.is_pinned and now < slot.since + self._longest):
             slot.is_pinned, slot.since = True, now
-        slot.head = claim.head
+        slot.head, slot.tail_size = claim.head, claim.tail_size
         slot.ticket, slot.used = ticket, now
         return slot.number
 
@@ -91,21 +106,41 @@ class SlotBook:
         """Yield when the pins of free slots end."""
         return (self._end(slot) for slot in self._slots if slot.ticket is None and self._is_kept(slot, now))
 
+    def _clear(self, slot: _Slot) -> None:
+        """Take a slot from its conversation, which may come back and miss it."""
+        if slot.is_pinned:
+            self._lost[slot.conversation] = None
+            if len(self._lost) > _MOST_LOST * len(self._slots):
+                self._lost.popitem(last=False)
+        slot.hits, slot.is_pinned = 0, False
+
     def _choose(self, claim: Claim, token: str, now: float) -> _Slot | None:
         free = [slot for slot in self._slots if slot.ticket is None]
         own = next((slot for slot in free if slot.conversation == claim.conversation), None)
         if own is not None:
             return own
         loose = [slot for slot in free if not self._is_kept(slot, now)]
+        mine = [slot for slot in free if slot.token == token and slot not in loose]
+        if claim.conversation in self._lost and loose:
+            return self._cheapest(claim, loose, mine)
         if loose:
             # What is left of a title serves the next one; an agent may still come back, though late.
             return min(loose, key=lambda slot: (slot.is_pinned or slot.head != claim.head, slot.used))
-        mine = [slot for slot in free if slot.token == token]
         if mine:
             # Where conversations and side requests take turns, the one used longest ago is the next to come back:
             # whoever has lost its slot once loses it again, and the others keep theirs.
             return min(mine, key=lambda slot: (slot.hits, -slot.used))
         return self._taken_over(free, token, now)
+
+    def _cheapest(self, claim: Claim, loose: list[_Slot], mine: list[_Slot]) -> _Slot:
+        """Return where least is processed again.
+
+        A conversation that has lost a slot before would lose this one too. To take turns with another that begins
+        alike costs both their tails, but no head.
+        """
+        costs = [(0 if slot.head == claim.head else claim.head_size, slot.used, slot.number) for slot in loose]
+        costs += [(slot.tail_size, slot.used, slot.number) for slot in mine if slot.head == claim.head]
+        return self._slots[min(costs)[-1]]
 
     def _taken_over(self, free: list[_Slot], token: str, now: float) -> _Slot | None:
         """Return the slot of another token that has more than its share, if this one has less."""

@@ -46,7 +46,7 @@ def text(seed: str, words: int) -> str:
 def tool(name: str) -> dict[str, Any]:
     """Return a tool with one parameter."""
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-    return {"type": "function", "function": {"name": name, "description": text(name, 20), "parameters": parameters}}
+    return {"type": "function", "function": {"name": name, "description": text(name, 5), "parameters": parameters}}
 
 
 def turn(agent: str, number: int, words: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def turn(agent: str, number: int, words: int) -> dict[str, Any]:
     for past in range(number):
         messages.append({"role": "assistant", "content": "Done."})
         messages.append({"role": "user", "content": text(f"{agent} {past}", words)})
-    return {"messages": messages, "tools": [tool(name) for name in _TOOLS], "tool_choice": "none"}
+    return {"messages": messages, "tools": [tool(name) for name in _TOOLS]}
 
 
 def title(agent: str, number: int, words: int) -> dict[str, Any]:

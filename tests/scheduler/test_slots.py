@@ -1,8 +1,8 @@
 """Who gets which slot.
 
-A play is a line for each event: `a enters holds head=A token=x -> 0` (a slot, or `waits`), `a ends`; `@5` sets the
-clock. A ticket is named by the letter of its conversation; with a mark, another one of the same. The grace is 60 s, the
-longest time 1800 s.
+A play is a line for each event: `a enters holds head=A size=9+1 token=x -> 0` (a slot, or `waits`; sizes of head and
+tail), `a ends`; `@5` sets the clock. A ticket is named by the letter of its conversation; with a mark, another one of
+the same. The grace is 60 s, the longest time 1800 s.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def test_a_play(name: str, lines: list[str]) -> None:
             book.leave(numbers[who], now)
             continue
         members = dict(word.split("=") for word in rest if "=" in word)
-        claim = Claim(who[0].encode(), members.get("head", "").encode(), "holds" in rest)
+        head_size, _, tail_size = members.get("size", "0+0").partition("+")
+        head = members.get("head", "").encode()
+        claim = Claim(who[0].encode(), head, "holds" in rest, head_size=int(head_size), tail_size=int(tail_size))
         token = members.get("token", "x")
         came = "waits"
         if book.has_room(claim, token, now):
