@@ -159,8 +159,10 @@ class Admin:
             name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
         }
         queue = {"waiting": board.depth, "exchanges": waiting}
-        shown = {"queue": queue, "servers": states, "quarantined": quarantined, "tasks": len(asyncio.all_tasks())}
-        return 200, {**self._metrics.snapshot(), **shown}
+        flights = self._pipeline.flights
+        shared = {"generations": len(flights), "exchanges": flights.guests}
+        shown = {"queue": queue, "shared": shared, "servers": states, "quarantined": quarantined}
+        return 200, {**self._metrics.snapshot(), **shown, "tasks": len(asyncio.all_tasks())}
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         query.read(scope)

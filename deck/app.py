@@ -32,6 +32,7 @@ from deck.pipeline import Pipeline
 from deck.plugins import Plugins
 from deck.profile import Profile, ProfileError
 from deck.reload import Change, compare
+from deck.routing import Router
 from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
 from deck.servers import LocalLauncher
@@ -75,6 +76,7 @@ class Deck:
         self._transport = Transport()
         client = UpstreamClient(self._transport)
         policy = plugins.policy() or _policy(config)
+        router = Router(config.lanes, config.affinity)
         self.board = Board(
             policy,
             self._launcher_of,
@@ -83,11 +85,21 @@ class Deck:
             on_load=self.metrics.loaded,
             memory_of=estimate_memory,
             faulty=self._faulty,
+            book_of=router.book_of,
         )
         self.metrics.watch(self.board.states, lambda: self.board.depth, lambda: self.endpoint.streams)
         self._images = ImageFetcher(config.media, most_in_all=config.body_limit)
         lenient = config.compatibility == "lenient"
-        self.pipeline = Pipeline(catalog, plugins, self.board, client, images=self._images, lenient=lenient)
+        self.pipeline = Pipeline(
+            catalog,
+            plugins,
+            self.board,
+            client,
+            images=self._images,
+            lenient=lenient,
+            router=router,
+            most_guests=config.queue_limit,
+        )
         watching = [self.metrics, *observers, *plugins.observers]
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
         self.control = Control(self.pipeline, self.reload)

@@ -71,6 +71,22 @@ class SchedulerSettings(Table):
     )
 
 
+class LaneSettings(Table):
+    """`[lanes.<surface>]`: which lanes its exchanges may use beside `continuous`."""
+
+    serial: StrictBool = Field(default=True, description="one at a time within a conversation")
+    static: StrictBool = Field(default=True, description="identical greedy buffered requests share one generation")
+    tools: StrictBool = Field(default=True, description="requests with tools may leave `continuous`")
+
+
+class AffinitySettings(Table):
+    """`[affinity]`: conversations and the slots of servers that have several."""
+
+    slots: StrictBool = Field(default=True, description="Deck chooses the slot; off = llama-server does")
+    grace: Seconds = Field(default=60.0, gt=0, description="time between two requests for which a slot is kept")
+    longest: Seconds = Field(default=1800.0, gt=0, description="time for which one conversation may keep a slot")
+
+
 class Config(Table):
     """Everything that is set for the whole of Deck. `warnings` is what loading noticed, no key of it."""
 
@@ -97,6 +113,8 @@ class Config(Table):
     admin: AdminSettings = AdminSettings()
     media: MediaSettings = MediaSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    lanes: Mapping[str, LaneSettings] = Field(default_factory=dict, description="by surface, which lanes it may use")
+    affinity: AffinitySettings = AffinitySettings()
     warnings: tuple[str, ...] = Field(default=(), exclude=True)
 
 

@@ -359,7 +359,10 @@ class Step(Protocol):
 
 @value(frozen=True, slots=True, kw_only=True)
 class ExchangeRecord:
-    """What became of one exchange; times in seconds; no bodies, no secrets."""
+    """What became of one exchange; times in seconds; no bodies, no secrets.
+
+    `left_lane` was tried before `lane`. Tokens are not known of an answer that was made for another exchange.
+    """
 
     id: str
     surface: str
@@ -377,6 +380,7 @@ class ExchangeRecord:
     finish: str | None
     notes: Sequence[tuple[str, str]]
     lane: str = "continuous"
+    left_lane: str | None = None
 
 
 @runtime_checkable

@@ -19,17 +19,18 @@ from deck import correction, json, query
 from deck.body import ClientGone, read_body, whole_body
 from deck.canon.answer import Answer, Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
-from deck.canon.request import ChatRequest
+from deck.canon.request import ChatRequest, ToolCall
 from deck.config import Config
 from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
+from deck.conversation import SESSION_HEADERS, session_of_headers
 from deck.errors import DeckError, ErrorKind, without_paths
 from deck.exchange import Exchange, note_cut
+from deck.flights import Taker
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
 from deck.pipeline import Pipeline
 from deck.reply import Reply
-from deck.scheduler.lanes import route_decide
 from deck.structured import check_answer
 from deck.tokens import Principal, TokenStore, credentials_by_name, credentials_of
 from deck.turn import Turn
@@ -221,6 +222,11 @@ class _Serving:
             query.ignore(scope["query_string"], exchange.report)
         if self.surface.header_names:
             exchange.headers = _headers_of(self.scope, self.surface.header_names)
+        if headers is None:
+            headers = dict(scope["headers"])
+        if not SESSION_HEADERS.isdisjoint(headers):
+            exchange.session = session_of_headers(headers)
+        exchange.size = len(content)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
 
     def _ignore_headers(self) -> None:
@@ -255,6 +261,9 @@ class _Serving:
         assert exchange.parsed is not None
         answer = await self._answered()
         self.finish = answer.finish
+        calls = [part.id for part in answer.parts if isinstance(part, ToolCall)]
+        if calls:
+            self.endpoint._pipeline.remember(exchange, calls)
         for name in answer.cut_calls:
             note_cut(exchange, name, "its beginning is text", "tool_calls>content")
         if exchange.shaped is not None:
@@ -343,8 +352,23 @@ class _Serving:
             data = feed(last) if len(events) == 1 else b"".join([feed(event) for event in events])
             return reply.put(data) if data else None
 
-        await self.endpoint._pipeline.run(exchange, take)
+        request = exchange.parsed.request
+        has_tools = isinstance(request, ChatRequest) and bool(request.tools)
+        await self.endpoint._pipeline.run(exchange, self._remembering(take) if has_tools else take)
         await reply.end()
+
+    def _remembering(self, take: Taker) -> Taker:
+        """Return `take`, with the answer's calls remembered before the client has seen its end."""
+        calls: list[str] = []
+        exchange, pipeline = self.exchange, self.endpoint._pipeline
+
+        def note(events: list[Event]) -> Awaitable[None] | None:
+            calls.extend(event.tool_id for event in events if type(event) is PartStart and event.kind == "tool_call")
+            if calls and type(events[-1]) is Finish:
+                pipeline.remember(exchange, calls)
+            return take(events)
+
+        return note
 
     def _put_or_raise(
         self, events: list[Event], failed: Failed, feed: Callable[[Event], bytes]
@@ -416,7 +440,8 @@ class _Serving:
 
     def _record(self) -> None:
         exchange, now = self.exchange, time.monotonic()
-        usage = self.finish.usage if self.finish else None
+        # What was generated once is counted once.
+        usage = self.finish.usage if self.finish and not exchange.is_guest else None
         first = exchange.first_token
         self.endpoint.observe(
             ExchangeRecord(
@@ -435,7 +460,8 @@ class _Serving:
                 cached_tokens=usage.cached if usage else None,
                 finish=self.finish.reason._value_ if self.finish else None,
                 notes=[(note.kind._value_, note.field) for note in exchange.report.notes],
-                lane=route_decide()._value_,
+                lane=exchange.lane._value_,
+                left_lane=exchange.left._value_ if exchange.left is not None else None,
             )
         )
 

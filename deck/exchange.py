@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from deck.canon.request import Request
 from deck.canon.value import value
+from deck.continuations import Continuation
 from deck.contracts import Family, Parsed, Server, Surface
 from deck.normalize.repairs import CUT_CALL
 from deck.normalize.report import Report
 from deck.profile import Profile
+from deck.scheduler.lanes import Lane
+from deck.scheduler.slots import Claim
 from deck.tokens import Principal
 from deck.upstream.client import TEXT
 from deck.upstream.decode import Decoder
@@ -22,7 +25,12 @@ _SERVER_BUDGET = frozenset({"-n", "--predict", "--n-predict"})
 
 @dataclass(slots=True)
 class Exchange:
-    """One client request from first byte to last; times are the monotonic clock's."""
+    """One client request from first byte to last; times are the monotonic clock's.
+
+    `size` is the bytes of its body, `session` what the client said of it, `claim` the conversation it belongs to where
+    that matters, `record` the calls whose results it brings. `left` is a lane that was tried and given up for `lane`;
+    `is_guest` = its answer was made for another exchange.
+    """
 
     id: str
     surface: Surface
@@ -39,6 +47,13 @@ class Exchange:
     operation: Literal["generate", "count"] = "generate"
     headers: Mapping[str, str] = field(default_factory=dict)
     shaped: Shaped | None = None
+    session: str = ""
+    size: int = 0
+    lane: Lane = Lane.CONTINUOUS
+    left: Lane | None = None
+    claim: Claim | None = None
+    record: Continuation | None = None
+    is_guest: bool = False
 
 
 @value(frozen=True, slots=True)

@@ -30,6 +30,10 @@ def load(config: Config) -> tuple[Plugins, Catalog]:
         unknown = sorted(set(family.defaults(Facts())) - SAMPLING_NAMES)
         if unknown:
             raise StartError(f"family {family.name!r}: {', '.join(unknown)}: not a sampling field Deck knows")
+    strangers = [name for name in config.lanes if name not in plugins.surfaces]
+    if strangers:
+        known = ", ".join(sorted(plugins.surfaces))
+        raise StartError(f"lanes.{strangers[0]}: no surface named {strangers[0]!r}; known: {known}")
     return plugins, load_catalog(config, plugins)
 
 

@@ -143,6 +143,8 @@ class Metrics:
             self._queue.observe(record.queued)
         if cells.route is not None:
             cells.route.value += 1
+            if record.left_lane in _LANES:
+                self._routes.cell(cells.surface, record.left_lane).value += 1
         if record.prompt_tokens:
             cells.prompt.value += record.prompt_tokens
         if record.completion_tokens:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +15,20 @@ import httpx
 
 from deck import json
 from deck.admission import Fitter
-from deck.canon.events import Event, Failed
+from deck.canon.events import Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
 from deck.contracts import Facts, ParseOptions, Server, ServerState
 from deck.counting import ThoughtCounter, estimate
 from deck.errors import DeckError, ErrorKind, overflow
 from deck.exchange import Exchange, Shaped, note_cut
+from deck.flights import Flights, Taker
 from deck.media import ImageFetcher
 from deck.plugins import Plugins
 from deck.profile import Profile
+from deck.routing import Router
 from deck.scheduler.board import Board
+from deck.scheduler.lanes import Lane
 from deck.shaping import Shaper, call_plugin, check_declared, check_measured, filter_of, filtered_by
 from deck.tokens import Principal
 from deck.upstream.client import TEXT, UpstreamClient
@@ -36,7 +39,6 @@ _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _UNBEGUN = re.compile(r"initialize samplers", re.IGNORECASE)
 _SCHEMA = re.compile(r"json[_ ]schema", re.IGNORECASE)
 _TOKENS = re.compile(r"invalid tokens", re.IGNORECASE)
-Taker = Callable[[list[Event]], Awaitable[None] | None]
 
 
 class Pipeline:
@@ -51,6 +53,8 @@ class Pipeline:
         *,
         images: ImageFetcher,
         lenient: bool = False,
+        router: Router | None = None,
+        most_guests: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog = catalog
@@ -60,6 +64,8 @@ class Pipeline:
         self._images = images
         self._lenient = lenient
         self._clock = clock
+        self._router = router
+        self.flights = Flights(self._run, most=most_guests, clock=clock)
         self._shaper = Shaper(plugins)
         self._fitter = Fitter(self._shaper, client)
         self._known_options: dict[tuple[str, bool, str], ParseOptions] = {}
@@ -86,6 +92,8 @@ class Pipeline:
         exchange.model = exchange.parsed.request.model
         check_declared(exchange.parsed.request, profile)
         self._images.check(exchange.parsed.request)
+        if self._router is not None and exchange.operation == "generate":
+            self._router.route(exchange, body, self._clock())
 
     def shape(self, exchange: Exchange, facts: Facts) -> Shaped:
         """Return a prepared request as it would be sent to a server of these facts; each change leaves a note."""
@@ -128,10 +136,16 @@ class Pipeline:
         message = f"no model named {name[:100]!r}; this token may use: {listed}"
         return DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model", code="model_not_found")
 
-    async def run(self, exchange: Exchange, take: Taker) -> None:
+    def remember(self, exchange: Exchange, calls: list[str]) -> None:
+        """Take note of the calls that an exchange was answered with."""
+        if self._router is not None:
+            self._router.remember(exchange, calls, self._clock())
+
+    def run(self, exchange: Exchange, take: Taker) -> Coroutine[Any, Any, None]:
         """Run the exchange: wait for its server, forward, and hand on its events as they come.
 
-        An error before the first event is raised, one after it is the last event.
+        An error before the first event is raised, one after it is the last event. In the static lane the events come
+        all at once, and an error after the first is raised too.
 
         Args:
             exchange: one that is prepared.
@@ -140,7 +154,10 @@ class Pipeline:
         Raises:
             DeckError: nothing was answered.
         """
-        profile = exchange.profile
+        return self.flights.run(exchange, take) if exchange.lane is Lane.STATIC else self._run(exchange, take)
+
+    async def _run(self, exchange: Exchange, take: Taker) -> None:
+        profile, claim = exchange.profile, exchange.claim
         assert profile is not None
         await self._fetch_images(exchange)
         loaded = self._ready(profile)
@@ -148,7 +165,7 @@ class Pipeline:
             fit = self._fitter.guess(exchange)
         elif (fit := self._fitter.measure(exchange, loaded)).is_open:
             await self._fitter.count(exchange, loaded, fit)
-        ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit)
+        ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim)
         try:
             exchange.granted, exchange.server = self._clock(), server
             if fit.facts is not server.facts:
@@ -159,7 +176,10 @@ class Pipeline:
             try:
                 if shaped.route is TEXT:
                     await self._check_schema(server, shaped.request)
-                response = await self._client.post(server, shaped.route, fit.payload)
+                payload = fit.payload
+                if claim is not None and (slot := self.board.slot(ticket)) is not None:
+                    payload = b'%b,"id_slot":%d}' % (payload[:-1], slot)
+                response = await self._client.post(server, shaped.route, payload)
             except DeckError as error:
                 _blame(error, shaped.request)
                 raise

@@ -470,9 +470,9 @@ def test_what_is_only_declared_bounds_no_credit(tmp_path: Path, more: str, limit
         seen: list[int] = []
         acquire = deck.deck.board.acquire
 
-        def watched(profile: Any, token: str, credit: int) -> Any:
+        def watched(profile: Any, token: str, credit: int, claim: Any) -> Any:
             seen.append(credit)
-            return acquire(profile, token, credit)
+            return acquire(profile, token, credit, claim)
 
         deck.deck.board.acquire = watched  # type: ignore[method-assign]  # to see what is promised
         assert send(deck, WIRES["chat"], "a", limit, model="pool").is_success

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from deck import cli, contracts, hookspecs
-from deck.config import Config
+from deck.config import Config, LaneSettings
 from deck.metrics import Metrics
 from deck.profile import Table
 
@@ -127,10 +127,12 @@ def test_every_key_of_the_configuration_is_in_the_operations_page() -> None:
     for name, field in Config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
             keys += [f"[{name}] {key}" for key in field.annotation.model_fields]
+        elif name == "lanes":
+            keys += [f"[lanes.<surface>] {key}" for key in LaneSettings.model_fields]
         elif not field.exclude:
             keys.append(name)
     assert [key for key in keys if f"`{key}`" not in text] == []
-    written = re.findall(r"^\| `([a-z_\[\] ]+)` \|", text, re.MULTILINE)
+    written = re.findall(r"^\| `([a-z_.<>\[\] ]+)` \|", text, re.MULTILINE)
     assert [key for key in written if key not in keys] == []
 
 

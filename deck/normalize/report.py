@@ -7,6 +7,7 @@ in a URL, `%` and the bytes of UTF-8; values never appear there, but for numbers
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 from urllib.parse import quote
 
@@ -58,6 +59,10 @@ class Report:
     def changed(self, path: str, detail: str, *, shown: str | None = None, field: str | None = None) -> None:
         """Say that what stands at `path` was honoured differently; `shown` as `a>b` or `a=2.5>2`."""
         self._notes.append(Note(NoteKind.CHANGED, path, detail, shown or path, field or _bare(path)))
+
+    def add(self, notes: Iterable[Note]) -> None:
+        """Take over the entries of another report."""
+        self._notes += notes
 
     def settled(self, path: str) -> None:
         """Take back that what stands at `path` had no effect: the answer was found to hold to it."""

@@ -16,6 +16,7 @@ from deck.contracts import Launcher, Server, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.scheduler.policy import Policy
+from deck.scheduler.slots import Claim, SlotBook
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
 from deck.slots import pool_of
 
@@ -37,6 +38,7 @@ class Board:
         on_load: told how many seconds a server took to become ready.
         memory_of: what a profile's server will take in bytes before it has ever run, None = unknown.
         faulty: the failed server of a profile that cannot start, so that none is stopped for it; None = it may.
+        book_of: gives the slots of a server out, None = it chooses itself.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Board:
         on_load: Callable[[str, float], None] = lambda profile, seconds: None,
         memory_of: Callable[[Profile], int | None] = lambda profile: profile.server.memory,
         faulty: Callable[[Profile], Server | None] = lambda profile: None,
+        book_of: Callable[[Server], SlotBook | None] = lambda server: None,
     ) -> None:
         self._policy = policy
         self._launcher_of = launcher_of
@@ -57,6 +60,7 @@ class Board:
         self._on_load = on_load
         self._memory_of = memory_of
         self._faulty = faulty
+        self._book_of = book_of
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Server]] = {}
         self._models: dict[str, tuple[Profile, Model]] = {}
@@ -115,7 +119,13 @@ class Board:
             self._policy.forgive(profile.id)
         return Admission(self, profile, token, credit)
 
-    async def acquire(self, profile: Profile, token: str = "", credit: int = 0) -> tuple[Ticket, Server]:
+    def slot(self, ticket: Ticket) -> int | None:
+        """Return the slot that a ticket's exchange is to run in, None = the server chooses."""
+        return self._policy.slot(ticket)
+
+    async def acquire(
+        self, profile: Profile, token: str = "", credit: int = 0, claim: Claim | None = None
+    ) -> tuple[Ticket, Server]:
         """Wait for a slot and return its ticket and server; `release` must follow.
 
         Raises:
@@ -128,7 +138,7 @@ class Board:
             self._refuse_faulty(profile)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit)
+        ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit, claim)
         commands = self._policy.arrive(ticket, now)
         if len(commands) == 1 and isinstance(commands[0], Grant) and commands[0].ticket is ticket:
             return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
@@ -290,8 +300,8 @@ class Board:
         self._on_load(name, loop.time() - began)
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
-        pool = pool_of(server.profile, server.facts)
-        self._execute(self._policy.started(name, _slots(server), loop.time(), pool=pool))
+        pool, book = pool_of(server.profile, server.facts), self._book_of(server)
+        self._execute(self._policy.started(name, _slots(server), loop.time(), pool=pool, book=book))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
 
     async def _watch_end(self, name: str, server: Server) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from deck.errors import DeckError, ErrorKind
 from deck.scheduler.residents import Resident, room_for
+from deck.scheduler.slots import SlotBook
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
 
 # A server that ran so long before it crashed was no failed start.
@@ -76,6 +77,12 @@ class Policy:
         resident = self._residents.get(profile)
         return resident.running if resident else 0
 
+    def slot(self, ticket: Ticket) -> int | None:
+        """Return the slot that a granted exchange is to run in, None = the server chooses."""
+        resident = self._residents.get(ticket.profile)
+        book = resident.book if resident is not None else None
+        return book.slot_of(ticket.id) if book is not None else None
+
     def waiting(self, now: float) -> list[Waiting]:
         """Return who waits, in the order in which they are served."""
         before: dict[str, int] = {}
@@ -89,7 +96,7 @@ class Policy:
     def arrive(self, ticket: Ticket, now: float) -> list[Command]:
         """Take a new exchange."""
         resident = self._residents.get(ticket.profile)
-        if not self._queue and resident is not None and resident.has_room(ticket) and self._has_turn(ticket):
+        if not self._queue and resident is not None and self._may_run(resident, ticket, now):
             return [self._grant(resident, ticket, now)]
         fault = self._faults.get(ticket.profile)
         if resident is None and fault is not None and now + _PATIENCE < fault.until:
@@ -111,6 +118,8 @@ class Policy:
         resident = self._residents.get(ticket.profile)
         if resident is not None and ticket.id in resident.granted:
             self._learn(self._exchange_time, ticket.profile, now - resident.granted.pop(ticket.id)[1])
+            if resident.book is not None:
+                resident.book.leave(ticket.id, now)
             resident.used = now
             self._give_turn_back(ticket)
         return self._advance(now)
@@ -124,13 +133,19 @@ class Policy:
         resident.granted[ticket.id] = (replace(found[0], credit=credit), found[1])
         return self._advance(now)
 
-    def started(self, profile: str, slots: int, now: float, *, pool: int | None = None) -> list[Command]:
-        """Note that a server is ready with so many slots; 0 = no bound. `pool` is the tokens that its slots share."""
+    def started(
+        self, profile: str, slots: int, now: float, *, pool: int | None = None, book: SlotBook | None = None
+    ) -> list[Command]:
+        """Note that a server is ready with so many slots; 0 = no bound.
+
+        `pool` is the tokens that its slots share, `book` gives its slots out, None = the server does that itself.
+        """
         resident = self._residents.get(profile)
         if resident is not None:
             resident.load = now - resident.since
             self._learn(self._load_time, profile, resident.load)
             resident.state, resident.slots, resident.pool = "ready", slots, pool
+            resident.book = book
             resident.since = resident.used = now
         return self._advance(now)
 
@@ -236,7 +251,8 @@ class Policy:
         if self._queue:
             stays = (item.stays_until for item in self._residents.values() if item.state == "ready")
             tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
-            times += [time for time in (*stays, *tries) if time > now]
+            pins = (time for item in self._residents.values() if item.book is not None for time in item.book.ends(now))
+            times += [time for time in (*stays, *tries, *pins) if time > now]
         return min(times, default=None)
 
     def _is_proven(self, profile: str, now: float) -> bool:
@@ -272,7 +288,7 @@ class Policy:
             name = ticket.profile
             resident = self._residents.get(name)
             if resident is not None:
-                if name not in going and self._has_turn(ticket):
+                if name not in going and self._has_turn(ticket) and resident.lets_in(ticket, now):
                     if resident.has_room(ticket):
                         self._queue.remove(ticket)
                         commands.append(self._grant(resident, ticket, now))
@@ -315,11 +331,16 @@ class Policy:
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
         return [Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)) for ticket in refused]
 
+    def _may_run(self, resident: Resident, ticket: Ticket, now: float) -> bool:
+        return resident.has_room(ticket) and resident.lets_in(ticket, now) and self._has_turn(ticket)
+
     def _has_turn(self, ticket: Ticket) -> bool:
         return self._token_limit is None or self._per_token.get(ticket.token, 0) < self._token_limit
 
     def _grant(self, resident: Resident, ticket: Ticket, now: float) -> Grant:
         resident.granted[ticket.id] = (ticket, now)
+        if resident.book is not None and ticket.claim is not None:
+            resident.book.enter(ticket.id, ticket.claim, ticket.token, now)
         resident.used = now
         if self._token_limit is not None:
             self._per_token[ticket.token] = self._per_token.get(ticket.token, 0) + 1

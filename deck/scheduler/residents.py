@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deck.scheduler.slots import SlotBook
 from deck.scheduler.values import Model, Ticket
 
 
@@ -13,8 +14,8 @@ from deck.scheduler.values import Model, Ticket
 class Resident:
     """One server, from the command to start it until it is gone.
 
-    `granted` holds who uses it, by ticket id, and since when; `pool` is the tokens that its slots share; `load` is the
-    seconds that it took to be ready.
+    `granted` holds who uses it, by ticket id, and since when; `pool` is the tokens that its slots share; `book` says
+    who is in which slot, where Deck gives them out; `load` is the seconds that it took to be ready.
     """
 
     model: Model
@@ -24,6 +25,7 @@ class Resident:
     load: float = 0.0
     slots: int = 0
     pool: int | None = None
+    book: SlotBook | None = None
     granted: dict[int, tuple[Ticket, float]] = field(default_factory=dict)
     is_unwanted: bool = False
     was_retried: bool = False
@@ -50,6 +52,17 @@ class Resident:
         if self.pool is None or not running:
             return True
         return sum(other.credit for other, _ in self.granted.values()) + ticket.credit <= self.pool
+
+    def lets_in(self, ticket: Ticket, now: float) -> bool:
+        """Tell whether its conversation allows an exchange now; where it does not, others may still pass."""
+        claim = ticket.claim
+        if claim is None:
+            return True
+        if claim.alone:
+            for other, _ in self.granted.values():
+                if other.claim is not None and other.claim.conversation == claim.conversation:
+                    return False
+        return self.book is None or self.book.has_room(claim, ticket.token, now)
 
     def may_stop(self, now: float) -> bool:
         """Tell whether it may make room now: nobody uses it and it has been there long enough."""

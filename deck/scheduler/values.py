@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deck.canon.value import value
 from deck.errors import DeckError
+from deck.scheduler.slots import Claim
 
 
 @value(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Ticket:
         token: who sent it.
         priority: a higher one is served first; waiting raises it.
         credit: most tokens it may come to occupy in a pool that the server's slots share.
+        claim: of the conversation that it belongs to, where Deck gives out the server's slots or their order matters.
     """
 
     id: int
@@ -50,6 +52,7 @@ class Ticket:
     token: str = ""
     priority: int = 0
     credit: int = 0
+    claim: Claim | None = None
 
     @property
     def profile(self) -> str:

@@ -138,7 +138,7 @@ async def test_the_next_deck_finds_nothing_in_its_way(tmp_path: Path, kind: str)
 @bounded
 async def test_sigterm_lets_the_real_engine_finish_what_it_can(tmp_path: Path) -> None:
     """A short answer ends whole, an endless one in its wire's error, and no engine is left."""
-    text = profile(tmp_path, "engine", "m1").replace("ctx_size", "parallel = 2\nctx_size")
+    text = profile(tmp_path, "engine", "m1").replace("ctx_size = 4096", "parallel = 2\nctx_size = 9000")
     with live_deck(tmp_path, *configured(tmp_path, drain="1s"), profiles={"m1": text}) as deck:
         async with client_of(deck) as client:
             await works(client, "m1")

@@ -6,6 +6,8 @@
     @5 a1 arrives token=x priority=2 credit=100 -> start a            a ticket is its model's letter and a number
     a ready 2 pool=1000 -> grant a1, grant a2                         slots, 0 = no bound
     a1 takes 50                                                       what it was found to take, once it runs
+    a1 arrives conversation=c holds alone -> grant a1                 what it says of its conversation
+    a ready 2 book -> grant a1 in 0                                   Deck gives them out; grace 60 s, longest 1800 s
     a1 ends | a1 leaves | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
     a fails | a fails memory | a fails unrun                          why it did not start
     a unload | a preload | a forgive | tick                           an operator's words, and time alone
@@ -23,6 +25,7 @@ from typing import Any
 
 from deck.errors import DeckError, ErrorKind
 from deck.scheduler.policy import Policy
+from deck.scheduler.slots import Claim, SlotBook
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Ticket
 
 FILE = Path(__file__).parent / "playbooks.txt"
@@ -95,7 +98,7 @@ class Play:
             case ["tick"]:
                 return policy.expire(self.now)
             case [who, "arrives", *rest]:
-                members = dict(word.split("=") for word in rest)
+                members = dict(word.split("=") for word in rest if "=" in word)
                 self.tickets[who] = Ticket(
                     len(self.tickets),
                     self.models.get(who[0], Model(name=who[0])),
@@ -103,6 +106,7 @@ class Play:
                     members.get("token", ""),
                     int(members.get("priority", 0)),
                     int(members.get("credit", 0)),
+                    claim(rest, members),
                 )
                 return policy.arrive(self.tickets[who], self.now)
             case [who, "ends"]:
@@ -112,8 +116,9 @@ class Play:
             case [who, "leaves"]:
                 return policy.leave(self.tickets[who], self.now)
             case [name, "ready", slots, *rest]:
-                pool = dict(word.split("=") for word in rest).get("pool")
-                return policy.started(name, int(slots), self.now, pool=int(pool) if pool else None)
+                pool = dict(word.split("=") for word in rest if "=" in word).get("pool")
+                book = SlotBook(int(slots), grace=60.0, longest=1800.0) if "book" in rest else None
+                return policy.started(name, int(slots), self.now, pool=int(pool) if pool else None, book=book)
             case [name, "fails", *rest]:
                 error = DeckError(ErrorKind.UNAVAILABLE, "it ended")
                 return policy.failed(name, error, self.now, for_memory=rest == ["memory"], was_run=rest != ["unrun"])
@@ -132,8 +137,17 @@ class Play:
     def shown(self, command: Command) -> str:
         if isinstance(command, Grant | Refuse):
             who = next(name for name, ticket in self.tickets.items() if ticket is command.ticket)
-            return f"grant {who}" if isinstance(command, Grant) else f"refuse {who} {command.error.kind.label}"
+            if isinstance(command, Refuse):
+                return f"refuse {who} {command.error.kind.label}"
+            slot = self.policy.slot(command.ticket) if self.policy is not None else None
+            return f"grant {who}" if slot is None else f"grant {who} in {slot}"
         return f"{'start' if isinstance(command, Start) else 'stop'} {command.profile}"
+
+
+def claim(words: list[str], members: dict[str, str]) -> Claim | None:
+    """Read what a ticket says of its conversation."""
+    name = members.get("conversation")
+    return Claim(name.encode(), b"", "holds" in words, "alone" in words) if name is not None else None
 
 
 def model(words: list[str]) -> Model:

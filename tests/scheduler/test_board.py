@@ -14,6 +14,7 @@ from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
+from deck.scheduler.slots import Claim, SlotBook
 
 GIB = 1 << 30
 
@@ -282,3 +283,22 @@ def test_a_wait_that_is_over_at_once_harms_nobody_else() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(play())
+
+
+def test_who_waits_for_another_s_grace_is_let_in_at_its_end() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB) as played:
+            played.board._book_of = lambda server: SlotBook(2, grace=0.05, longest=9.0)
+            a = Profile.model_validate({"id": "a", "server": {"model": "/a.gguf", "parallel": 2, "memory": "1GiB"}})
+            ticket, server = await played.board.acquire(a, "x", claim=Claim(b"mine", b"", holds=True))
+            assert played.board.slot(ticket) == 0
+            played.board.release(ticket, server)
+            busy, _ = await played.board.acquire(a, "y", claim=Claim(b"other"))
+            assert played.board.slot(busy) == 1
+            late = asyncio.create_task(played.board.acquire(a, "y", claim=Claim(b"third")))
+            await until(lambda: played.board.depth == 1)
+            ticket, _ = await asyncio.wait_for(late, 5)
+            assert played.board.slot(ticket) == 0
+            assert played.board.slot(busy) == 1
+
+    run(play())

@@ -1,0 +1,158 @@
+"""Decides the lane of each exchange and says which conversation it belongs to; what needs a server is not known here.
+
+Only as much is computed as matters: a server with one slot has none to choose from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deck.canon.request import ChatRequest, Request
+from deck.config import AffinitySettings, LaneSettings
+from deck.continuations import Continuation, Continuations
+from deck.contracts import Server
+from deck.conversation import beginning_of, goes_on, results_at_end, session_of_body
+from deck.exchange import Exchange
+from deck.profile import Profile
+from deck.scheduler.lanes import Lane, RouteNeeds, Switches, route_decide
+from deck.scheduler.slots import Claim, SlotBook
+
+_ALL = Switches()
+# With any of these the same prompt may have another answer although the temperature is 0.
+_CHANCE = ("xtc_probability", "dynatemp_range", "mirostat", "samplers", "adaptive_target")
+# llama-server moves idle prompts of a shared cache to the host's memory, and brings them back only where it chooses.
+_UNIFIED = frozenset({"-kvu", "--kv-unified", "--kv_unified"})
+
+
+class Router:
+    """Routes exchanges.
+
+    Args:
+        lanes: which lanes a surface may use, by its name; one that is not named may use all.
+        affinity: how long conversations are remembered, and whether they have slots of their own.
+    """
+
+    def __init__(self, lanes: Mapping[str, LaneSettings], affinity: AffinitySettings) -> None:
+        self._switches = {
+            name: Switches(serial=item.serial, static=item.static, tools=item.tools) for name, item in lanes.items()
+        }
+        self._affinity = affinity
+        self._continuations = Continuations(grace=affinity.grace, longest=affinity.longest)
+
+    def route(self, exchange: Exchange, body: Mapping[str, Any], now: float) -> None:
+        """Set the lane of a prepared exchange, and the claim of its conversation where one matters.
+
+        Args:
+            exchange: whose headers were read for a session.
+            body: the client's, which may name one too.
+            now: the exchange's clock.
+        """
+        assert exchange.parsed is not None
+        assert exchange.profile is not None
+        request, profile = exchange.parsed.request, exchange.profile
+        switches = self._switches.get(exchange.surface.name, _ALL)
+        exchange.record = record = self._reclaimed(exchange, request, now) if switches.tools else None
+        exchange.lane = lane = route_decide(needs_of(request, profile, continues=record is not None), switches)
+        server = profile.server
+        if server.url is None and server.parallel == 1:
+            return
+        exchange.session = exchange.session or session_of_body(body)
+        alone = lane is Lane.SERIAL and (record is not None or bool(exchange.session))
+        if alone or self._gives_out(profile):
+            exchange.claim = self._claim(exchange, request, record, alone=alone)
+
+    def _claim(self, exchange: Exchange, request: Request, record: Continuation | None, *, alone: bool) -> Claim:
+        beginning = beginning_of(request, exchange.principal.name, exchange.session)
+        tail = beginning.tail_size
+        return Claim(
+            beginning.whole if record is None else record.conversation,
+            beginning.head,
+            holds=record is not None or goes_on(request),
+            alone=alone,
+            head_size=max(0, exchange.size - tail),
+            tail_size=tail,
+        )
+
+    def _reclaimed(self, exchange: Exchange, request: Request, now: float) -> Continuation | None:
+        """Return the record of the calls whose results the request brings, if it still matches."""
+        calls = results_at_end(request)
+        if not calls or exchange.profile is None:
+            return None
+        record = self._continuations.reclaim(exchange.principal.name, exchange.surface.name, calls, now)
+        if record is None or record.profile != exchange.profile.id:
+            return None
+        head = beginning_of(request, "", "").head
+        return record if head == record.head else None
+
+    def remember(self, exchange: Exchange, calls: list[str], now: float) -> None:
+        """Take note of an answer with calls: the client will bring their results."""
+        parsed, profile, claim, record = exchange.parsed, exchange.profile, exchange.claim, exchange.record
+        if parsed is None or profile is None or not self._switches.get(exchange.surface.name, _ALL).tools:
+            return
+        if record is not None:
+            conversation, head = record.conversation, record.head
+        elif claim is not None:
+            conversation, head = claim.conversation, claim.head
+        else:
+            beginning = beginning_of(parsed.request, exchange.principal.name, exchange.session)
+            conversation, head = beginning.whole, beginning.head
+        since = record.since if record is not None else None
+        made = self._continuations.made(conversation, head, profile.id, now, since)
+        self._continuations.leave(exchange.principal.name, exchange.surface.name, calls, made)
+
+    def book_of(self, server: Server) -> SlotBook | None:
+        """Return what gives the slots of a server out, None = it chooses itself."""
+        slots = server.facts.slots or server.profile.server.parallel
+        if slots < 2 or not self._gives_out(server.profile):
+            return None
+        return SlotBook(slots, grace=self._affinity.grace, longest=self._affinity.longest)
+
+    def _gives_out(self, profile: Profile) -> bool:
+        """Tell whether Deck says which slot an exchange gets: nobody but Deck uses the server."""
+        server = profile.server
+        is_own = server.url is None and server.parallel > 1 and profile.kind == "chat"
+        return is_own and self._affinity.slots and _UNIFIED.isdisjoint(server.args)
+
+
+def needs_of(request: Request, profile: Profile, *, continues: bool = False) -> RouteNeeds:
+    """Return what a request needs of its lane, by the sampling that is in effect as far as the client and profile say.
+
+    Of a stream, and of a request with tools, what matters to the shared lane only is left out.
+    """
+    tools = bool(request.tools) if isinstance(request, ChatRequest) else False
+    if request.stream or tools:
+        return RouteNeeds(
+            prefill_only=request.is_prefill_only,
+            continues=continues,
+            tools=tools,
+            may_retry=tools and profile.retry_calls,
+            stream=request.stream,
+        )
+    return RouteNeeds(
+        prefill_only=request.is_prefill_only,
+        continues=continues,
+        greedy=_is_greedy(request, profile),
+        thinking=isinstance(request, ChatRequest) and _thinks(request),
+        stops=bool(_effective("stop", request, profile)),
+        logprobs=request.logprobs is not None,
+    )
+
+
+def _thinks(request: ChatRequest) -> bool:
+    asked = request.reasoning
+    return bool(asked.enabled) or asked.effort not in (None, "none") or bool(asked.budget)
+
+
+def _is_greedy(request: Request, profile: Profile) -> bool:
+    is_first = _effective("temperature", request, profile) == 0 or _effective("top_k", request, profile) == 1
+    return is_first and not any(_effective(name, request, profile) for name in _CHANCE)
+
+
+def _effective(name: str, request: Request, profile: Profile) -> object:
+    if name in profile.drop:
+        return None
+    for values in (profile.force, request.sampling, profile.defaults):
+        if name in values:
+            return values[name]
+    return None
