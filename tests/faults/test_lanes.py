@@ -180,8 +180,12 @@ async def test_whoever_asked_first_may_leave(lanes: Lanes) -> None:
         tasks = await together(client, fake, 3)
         await leave(tasks[0])
         await running(client, 2)
+        before = (await client.get("/v1/stats")).json()["tokens"]["prompt"]
         gate.set()
         answers = await asyncio.gather(*tasks[1:])
+        async with asyncio.timeout(5):
+            while (await client.get("/v1/stats")).json()["tokens"]["prompt"] != before + 7:
+                pass
         assert [answer.json()["choices"][0]["message"]["content"] for answer in answers] == ["one"] * 2
         assert len(fake.chats) == 1
         assert not fake.chats[0].is_cancelled
