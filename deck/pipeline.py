@@ -28,6 +28,8 @@ from deck.profile import Profile
 from deck.routing import Router
 from deck.scheduler.board import Board
 from deck.scheduler.lanes import Lane
+from deck.scheduler.slots import Claim
+from deck.scheduler.values import Ticket
 from deck.shaping import Shaper, call_plugin, check_declared, check_measured, filter_of, filtered_by
 from deck.tokens import Principal
 from deck.upstream.client import TEXT, UpstreamClient
@@ -164,8 +166,7 @@ class Pipeline:
             try:
                 if shaped.route is TEXT:
                     await self._check_schema(server, shaped.request)
-                slot = self.board.slot(ticket) if claim is not None else None
-                body = shaped.body if slot is None else shaped.body | {"id_slot": slot}
+                body = shaped.body if claim is None else self._placed(exchange, ticket, claim, shaped.body)
                 response = await self._client.post(server, shaped.route, json.dumps(body))
             except DeckError as error:
                 _blame(error, shaped.request)
@@ -176,6 +177,13 @@ class Pipeline:
                 response.close()
         finally:
             self.board.release(ticket, server)
+
+    def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body with the slot that it is to run in, if Deck chooses it; note a turn that did not come in time."""
+        if claim.alone and not self.board.is_alone(ticket):
+            exchange.left, exchange.lane = Lane.SERIAL, Lane.CONTINUOUS
+        slot = self.board.slot(ticket)
+        return body if slot is None else body | {"id_slot": slot}
 
     async def _forward(
         self, exchange: Exchange, server: Server, shaped: Shaped, response: RawResponse, take: Taker

@@ -82,6 +82,11 @@ class Policy:
         book = resident.book if resident is not None else None
         return book.slot_of(ticket.id) if book is not None else None
 
+    def is_alone(self, ticket: Ticket) -> bool:
+        """Tell whether a granted exchange is the only one of its conversation."""
+        resident = self._residents.get(ticket.profile)
+        return resident is None or resident.is_alone(ticket)
+
     def waiting(self, now: float) -> list[Waiting]:
         """Return who waits, in the order in which they are served."""
         before: dict[str, int] = {}
@@ -241,7 +246,8 @@ class Policy:
             stays = (item.since + item.model.min_resident for item in self._residents.values() if item.state == "ready")
             tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
             pins = (time for item in self._residents.values() if item.book is not None for time in item.book.ends(now))
-            times += [time for time in (*stays, *tries, *pins) if time > now]
+            turns = (item.since + item.claim.alone for item in self._queue if item.claim is not None)
+            times += [time for time in (*stays, *tries, *pins, *turns) if time > now]
         return min(times, default=None)
 
     def _is_proven(self, profile: str, now: float) -> bool:

@@ -43,18 +43,24 @@ class Resident:
             return False
         if self.model.concurrency is not None and running >= self.model.concurrency:
             return False
-        if ticket.claim is not None and not self._lets_in(ticket.claim, ticket.token, now):
+        if ticket.claim is not None and not self._lets_in(ticket, ticket.claim, now):
             return False
         if self.pool is None or not running:
             return True
         return sum(other.credit for other, _ in self.granted.values()) + ticket.credit <= self.pool
 
-    def _lets_in(self, claim: Claim, token: str, now: float) -> bool:
-        if claim.alone:
-            for other, _ in self.granted.values():
-                if other.claim is not None and other.claim.conversation == claim.conversation:
-                    return False
-        return self.book is None or self.book.has_room(claim, token, now)
+    def _lets_in(self, ticket: Ticket, claim: Claim, now: float) -> bool:
+        if now < ticket.since + claim.alone and not self.is_alone(ticket):
+            return False
+        return self.book is None or self.book.has_room(claim, ticket.token, now)
+
+    def is_alone(self, ticket: Ticket) -> bool:
+        """Tell whether no other exchange of the ticket's conversation runs."""
+        if ticket.claim is None:
+            return True
+        conversation = ticket.claim.conversation
+        others = (other for other, _ in self.granted.values() if other is not ticket and other.claim is not None)
+        return all(other.claim is None or other.claim.conversation != conversation for other in others)
 
     def may_stop(self, now: float) -> bool:
         """Tell whether it may make room now: nobody uses it and it has been there long enough."""

@@ -25,7 +25,7 @@ class Claim:
         conversation: no other conversation of anyone has it.
         head: alike for conversations that begin alike, so that one may use what is left of another.
         holds: it will go on, so its slot is worth keeping; a title or another side request will not.
-        alone: no other exchange of the conversation may run meanwhile.
+        alone: seconds that it waits for other exchanges of the conversation to end; after them it runs beside them.
         head_size: of the head, in any measure that is the same for all.
         tail_size: of what follows it.
     """
@@ -33,7 +33,7 @@ class Claim:
     conversation: bytes
     head: bytes = b""
     holds: bool = False
-    alone: bool = False
+    alone: float = 0.0
     head_size: int = 0
     tail_size: int = 0
 
