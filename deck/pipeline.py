@@ -179,7 +179,7 @@ class Pipeline:
             self.board.release(ticket, server)
 
     def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a body with the slot that it is to run in, if Deck chooses it; note a turn that did not come in time."""
+        """Return a body with the slot it is to run in, if Deck chooses it; note a turn that did not come in time."""
         if claim.alone and not self.board.is_alone(ticket):
             exchange.left, exchange.lane = Lane.SERIAL, Lane.CONTINUOUS
         slot = self.board.slot(ticket)
