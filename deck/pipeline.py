@@ -166,8 +166,10 @@ class Pipeline:
             try:
                 if shaped.route is TEXT:
                     await self._check_schema(server, shaped.request)
-                body = shaped.body if claim is None else self._placed(exchange, ticket, claim, shaped.body)
-                response = await self._client.post(server, shaped.route, json.dumps(body))
+                payload = json.dumps(shaped.body)
+                if claim is not None:
+                    payload = self._placed(exchange, ticket, claim, payload)
+                response = await self._client.post(server, shaped.route, payload)
             except DeckError as error:
                 _blame(error, shaped.request)
                 raise
@@ -178,12 +180,12 @@ class Pipeline:
         finally:
             self.board.release(ticket, server)
 
-    def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, body: dict[str, Any]) -> dict[str, Any]:
+    def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, payload: bytes) -> bytes:
         """Return a body with the slot it is to run in, if Deck chooses it; note a turn that did not come in time."""
         if claim.alone and not self.board.is_alone(ticket):
             exchange.left, exchange.lane = Lane.SERIAL, Lane.CONTINUOUS
         slot = self.board.slot(ticket)
-        return body if slot is None else body | {"id_slot": slot}
+        return payload if slot is None else b'%b,"id_slot":%d}' % (payload[:-1], slot)
 
     async def _forward(
         self, exchange: Exchange, server: Server, shaped: Shaped, response: RawResponse, take: Taker

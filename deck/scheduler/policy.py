@@ -100,7 +100,12 @@ class Policy:
     def arrive(self, ticket: Ticket, now: float) -> list[Command]:
         """Take a new exchange."""
         resident = self._residents.get(ticket.profile)
-        if not self._queue and resident is not None and resident.has_room(ticket, now) and self._has_turn(ticket):
+        if (
+            not self._queue
+            and resident is not None
+            and resident.has_room(ticket)
+            and self._has_turn(ticket, resident, now)
+        ):
             return [self._grant(resident, ticket, now)]
         fault = self._faults.get(ticket.profile)
         if resident is None and fault is not None and now + _PATIENCE < fault.until:
@@ -277,7 +282,7 @@ class Policy:
             name = ticket.profile
             resident = self._residents.get(name)
             if resident is not None:
-                if name not in going and resident.has_room(ticket, now) and self._has_turn(ticket):
+                if name not in going and resident.has_room(ticket) and self._has_turn(ticket, resident, now):
                     self._queue.remove(ticket)
                     commands.append(self._grant(resident, ticket, now))
                 continue
@@ -311,8 +316,9 @@ class Policy:
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
         return [Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)) for ticket in refused]
 
-    def _has_turn(self, ticket: Ticket) -> bool:
-        return self._token_limit is None or self._per_token.get(ticket.token, 0) < self._token_limit
+    def _has_turn(self, ticket: Ticket, resident: Resident, now: float) -> bool:
+        is_below = self._token_limit is None or self._per_token.get(ticket.token, 0) < self._token_limit
+        return is_below and resident.lets_in(ticket, now)
 
     def _grant(self, resident: Resident, ticket: Ticket, now: float) -> Grant:
         resident.granted[ticket.id] = (ticket, now)

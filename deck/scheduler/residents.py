@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deck.scheduler.slots import Claim, SlotBook
+from deck.scheduler.slots import SlotBook
 from deck.scheduler.values import Model, Ticket
 
 
@@ -34,7 +34,7 @@ class Resident:
         """How many exchanges use it."""
         return len(self.granted)
 
-    def has_room(self, ticket: Ticket, now: float) -> bool:
+    def has_room(self, ticket: Ticket) -> bool:
         """Tell whether one more exchange may use it."""
         if self.state != "ready" or self.is_unwanted:
             return False
@@ -43,13 +43,15 @@ class Resident:
             return False
         if self.model.concurrency is not None and running >= self.model.concurrency:
             return False
-        if ticket.claim is not None and not self._lets_in(ticket, ticket.claim, now):
-            return False
         if self.pool is None or not running:
             return True
         return sum(other.credit for other, _ in self.granted.values()) + ticket.credit <= self.pool
 
-    def _lets_in(self, ticket: Ticket, claim: Claim, now: float) -> bool:
+    def lets_in(self, ticket: Ticket, now: float) -> bool:
+        """Tell whether it is the turn of the ticket's conversation; who waits for that stands in nobody's way."""
+        claim = ticket.claim
+        if claim is None:
+            return True
         if now < ticket.since + claim.alone and not self.is_alone(ticket):
             return False
         return self.book is None or self.book.has_room(claim, ticket.token, now)
@@ -59,7 +61,7 @@ class Resident:
         if ticket.claim is None:
             return True
         conversation = ticket.claim.conversation
-        others = (other for other, _ in self.granted.values() if other is not ticket and other.claim is not None)
+        others = (other for other, _ in self.granted.values() if other.id != ticket.id and other.claim is not None)
         return all(other.claim is None or other.claim.conversation != conversation for other in others)
 
     def may_stop(self, now: float) -> bool:
