@@ -197,6 +197,7 @@ def explain(pipeline: Pipeline, surface: Surface, body: dict[str, Any], principa
     return {
         "surface": surface.name,
         "model": exchange.profile.id,
+        "lane": exchange.lane.value,
         "family": {"name": shaped.family.name if shaped.family else None, "why": shaped.why},
         "canonical": shown(exchange.parsed.request),
         "route": shaped.route,

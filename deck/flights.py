@@ -26,14 +26,18 @@ _Key = tuple[str, str, int, bytes]
 
 
 class _Flight:
-    """One shared generation: its own exchange, what came of it, and how many wait for it."""
+    """One shared generation: its own exchange, what came of it, and how many wait for it.
 
-    __slots__ = ("events", "exchange", "guests", "task")
+    `is_counted` = an exchange has taken its tokens for its own.
+    """
+
+    __slots__ = ("events", "exchange", "guests", "is_counted", "task")
 
     def __init__(self, exchange: Exchange, run: Run, clock: Callable[[], float]) -> None:
         self.exchange = own = replace(exchange, report=Report())
         self.events: list[Event] = []
         self.guests = 0
+        self.is_counted = False
 
         def take(events: list[Event]) -> None:
             if own.first_token is None and any(isinstance(event, PartStart) for event in events):
@@ -77,7 +81,7 @@ class Flights:
         if flight is not None and flight.guests >= self._most:
             await self._alone(exchange, take)
             return
-        exchange.is_guest = flight is not None
+        is_first = flight is None
         if flight is None:
             flight = self._flights[key] = _Flight(exchange, self._run, self._clock)
             flight.task.add_done_callback(partial(self._landed, key))
@@ -87,8 +91,7 @@ class Flights:
         exchange.granted = max(own.granted, exchange.began) if own.granted is not None else None
         if error is None:
             _hand_on(flight, exchange, take)
-        elif exchange.is_guest and own.granted is not None and error.kind.status >= _LEAST_FAULT:
-            exchange.is_guest = False
+        elif not is_first and own.granted is not None and error.kind.status >= _LEAST_FAULT:
             await self._alone(exchange, take)
         else:
             raise error
@@ -127,6 +130,7 @@ class Flights:
 def _hand_on(flight: _Flight, exchange: Exchange, take: Taker) -> None:
     """Give an exchange what the shared generation found out, and its events."""
     own = flight.exchange
+    exchange.is_guest, flight.is_counted = flight.is_counted, True
     exchange.first_token = max(own.first_token, exchange.began) if own.first_token is not None else None
     exchange.report.add(own.report.notes)
     take(list(flight.events))

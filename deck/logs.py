@@ -199,6 +199,7 @@ class LineFormatter(logging.Formatter):
             f"{'' if completion is None else f' completion_tokens={completion}'}"
             f"{'' if cached is None else f' cached_tokens={cached}'}"
             f"{'' if finish is None else f' finish={self._shown(finish)}'}"
+            f"{'' if record.left_lane is None else f' left_lane={self._shown(record.left_lane)}'}"
             f" notes={len(record.notes)}{_repaired(record) if record.notes else ''}\n"
         )
 
@@ -258,6 +259,7 @@ def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
         "completion_tokens": record.completion_tokens,
         "cached_tokens": record.cached_tokens,
         "finish": record.finish,
+        "left_lane": record.left_lane,
         "notes": len(record.notes),
         **_repairs(record),
     }

@@ -29,6 +29,8 @@ from deck.profile import Profile
 from deck.routing import Router
 from deck.scheduler.board import Board
 from deck.scheduler.lanes import Lane
+from deck.scheduler.slots import Claim
+from deck.scheduler.values import Ticket
 from deck.shaping import Shaper, call_plugin, check_declared, check_measured, filter_of, filtered_by
 from deck.tokens import Principal
 from deck.upstream.client import TEXT, UpstreamClient
@@ -177,8 +179,8 @@ class Pipeline:
                 if shaped.route is TEXT:
                     await self._check_schema(server, shaped.request)
                 payload = fit.payload
-                if claim is not None and (slot := self.board.slot(ticket)) is not None:
-                    payload = b'%b,"id_slot":%d}' % (payload[:-1], slot)
+                if claim is not None:
+                    payload = self._placed(exchange, ticket, claim, payload)
                 response = await self._client.post(server, shaped.route, payload)
             except DeckError as error:
                 _blame(error, shaped.request)
@@ -189,6 +191,13 @@ class Pipeline:
                 response.close()
         finally:
             self.board.release(ticket, server)
+
+    def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, payload: bytes) -> bytes:
+        """Return a body with the slot it is to run in, if Deck chooses it; note a turn that did not come in time."""
+        if claim.alone and not self.board.is_alone(ticket):
+            exchange.left, exchange.lane = Lane.SERIAL, Lane.CONTINUOUS
+        slot = self.board.slot(ticket)
+        return payload if slot is None else b'%b,"id_slot":%d}' % (payload[:-1], slot)
 
     async def _forward(
         self, exchange: Exchange, server: Server, shaped: Shaped, response: RawResponse, take: Taker

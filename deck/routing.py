@@ -69,7 +69,7 @@ class Router:
             beginning.whole if record is None else record.conversation,
             beginning.head,
             holds=record is not None or goes_on(request),
-            alone=alone,
+            alone=self._affinity.grace if alone else 0.0,
             head_size=max(0, exchange.size - tail),
             tail_size=tail,
         )

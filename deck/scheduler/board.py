@@ -123,6 +123,10 @@ class Board:
         """Return the slot that a ticket's exchange is to run in, None = the server chooses."""
         return self._policy.slot(ticket)
 
+    def is_alone(self, ticket: Ticket) -> bool:
+        """Tell whether a granted exchange is the only one of its conversation."""
+        return self._policy.is_alone(ticket)
+
     async def acquire(
         self, profile: Profile, token: str = "", credit: int = 0, claim: Claim | None = None
     ) -> tuple[Ticket, Server]:

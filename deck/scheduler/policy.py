@@ -83,6 +83,11 @@ class Policy:
         book = resident.book if resident is not None else None
         return book.slot_of(ticket.id) if book is not None else None
 
+    def is_alone(self, ticket: Ticket) -> bool:
+        """Tell whether a granted exchange is the only one of its conversation."""
+        resident = self._residents.get(ticket.profile)
+        return resident is None or resident.is_alone(ticket)
+
     def waiting(self, now: float) -> list[Waiting]:
         """Return who waits, in the order in which they are served."""
         before: dict[str, int] = {}
@@ -96,7 +101,12 @@ class Policy:
     def arrive(self, ticket: Ticket, now: float) -> list[Command]:
         """Take a new exchange."""
         resident = self._residents.get(ticket.profile)
-        if not self._queue and resident is not None and self._may_run(resident, ticket, now):
+        if (
+            not self._queue
+            and resident is not None
+            and resident.has_room(ticket)
+            and self._has_turn(ticket, resident, now)
+        ):
             return [self._grant(resident, ticket, now)]
         fault = self._faults.get(ticket.profile)
         if resident is None and fault is not None and now + _PATIENCE < fault.until:
@@ -252,7 +262,8 @@ class Policy:
             stays = (item.stays_until for item in self._residents.values() if item.state == "ready")
             tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
             pins = (time for item in self._residents.values() if item.book is not None for time in item.book.ends(now))
-            times += [time for time in (*stays, *tries, *pins) if time > now]
+            turns = (item.since + item.claim.alone for item in self._queue if item.claim is not None)
+            times += [time for time in (*stays, *tries, *pins, *turns) if time > now]
         return min(times, default=None)
 
     def _is_proven(self, profile: str, now: float) -> bool:
@@ -288,7 +299,7 @@ class Policy:
             name = ticket.profile
             resident = self._residents.get(name)
             if resident is not None:
-                if name not in going and self._has_turn(ticket) and resident.lets_in(ticket, now):
+                if name not in going and self._has_turn(ticket, resident, now):
                     if resident.has_room(ticket):
                         self._queue.remove(ticket)
                         commands.append(self._grant(resident, ticket, now))
@@ -331,11 +342,9 @@ class Policy:
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
         return [Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)) for ticket in refused]
 
-    def _may_run(self, resident: Resident, ticket: Ticket, now: float) -> bool:
-        return resident.has_room(ticket) and resident.lets_in(ticket, now) and self._has_turn(ticket)
-
-    def _has_turn(self, ticket: Ticket) -> bool:
-        return self._token_limit is None or self._per_token.get(ticket.token, 0) < self._token_limit
+    def _has_turn(self, ticket: Ticket, resident: Resident, now: float) -> bool:
+        is_below = self._token_limit is None or self._per_token.get(ticket.token, 0) < self._token_limit
+        return is_below and resident.lets_in(ticket, now)
 
     def _grant(self, resident: Resident, ticket: Ticket, now: float) -> Grant:
         resident.granted[ticket.id] = (ticket, now)

@@ -54,15 +54,21 @@ class Resident:
         return sum(other.credit for other, _ in self.granted.values()) + ticket.credit <= self.pool
 
     def lets_in(self, ticket: Ticket, now: float) -> bool:
-        """Tell whether its conversation allows an exchange now; where it does not, others may still pass."""
+        """Tell whether it is the turn of the ticket's conversation; who waits for that stands in nobody's way."""
         claim = ticket.claim
         if claim is None:
             return True
-        if claim.alone:
-            for other, _ in self.granted.values():
-                if other.claim is not None and other.claim.conversation == claim.conversation:
-                    return False
+        if now < ticket.since + claim.alone and not self.is_alone(ticket):
+            return False
         return self.book is None or self.book.has_room(claim, ticket.token, now)
+
+    def is_alone(self, ticket: Ticket) -> bool:
+        """Tell whether no other exchange of the ticket's conversation runs."""
+        if ticket.claim is None:
+            return True
+        conversation = ticket.claim.conversation
+        others = (other for other, _ in self.granted.values() if other.id != ticket.id and other.claim is not None)
+        return all(other.claim is None or other.claim.conversation != conversation for other in others)
 
     def may_stop(self, now: float) -> bool:
         """Tell whether it may make room now: nobody uses it and it has been there long enough."""

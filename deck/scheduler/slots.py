@@ -25,7 +25,7 @@ class Claim:
         conversation: no other conversation of anyone has it.
         head: alike for conversations that begin alike, so that one may use what is left of another.
         holds: it will go on, so its slot is worth keeping; a title or another side request will not.
-        alone: no other exchange of the conversation may run meanwhile.
+        alone: seconds that it waits for other exchanges of the conversation to end; after them it runs beside them.
         head_size: of the head, in any measure that is the same for all.
         tail_size: of what follows it.
     """
@@ -33,7 +33,7 @@ class Claim:
     conversation: bytes
     head: bytes = b""
     holds: bool = False
-    alone: bool = False
+    alone: float = 0.0
     head_size: int = 0
     tail_size: int = 0
 
@@ -143,7 +143,7 @@ class SlotBook:
         return self._slots[min(costs)[-1]]
 
     def _taken_over(self, free: list[_Slot], token: str, now: float) -> _Slot | None:
-        """Return the slot of another token that has more than its share, if this one has less."""
+        """Return the slot of another token that has more than its share, if this one has less; any if it has none."""
         held: dict[str, int] = {token: 0}
         for slot in self._slots:
             if slot.ticket is not None or self._is_kept(slot, now):
@@ -151,8 +151,8 @@ class SlotBook:
         share = max(1, len(self._slots) // len(held))
         if held[token] >= share:
             return None
-        # Where there are more tokens than slots, somebody must go who has but one.
-        given = [slot for slot in free if held[slot.token] > share or len(held) > len(self._slots)]
+        # Who has nothing need not wait until one with more has ended, nor where there are more tokens than slots.
+        given = [slot for slot in free if held[slot.token] > share or not held[token]]
         return min(given, key=lambda slot: (-held[slot.token], slot.hits, -slot.used), default=None)
 
     def _is_kept(self, slot: _Slot, now: float) -> bool:

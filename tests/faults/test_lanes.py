@@ -44,6 +44,16 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
         yield Lanes(deck, port, other)
 
 
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
+    """A Deck where a turn is waited for half a second."""
+    tmp, port = tmp_path_factory.mktemp("hasty"), free_port()
+    (tmp / "deck.toml").write_text('[affinity]\ngrace = "500ms"\n')
+    profiles = {"again": remote("again", port).replace("retry_calls = false\n", "")}
+    with live_deck(tmp, "--config", str(tmp / "deck.toml"), profiles=profiles) as deck:
+        yield Lanes(deck, port, "")
+
+
 async def routes(client: httpx.AsyncClient, surface: str = "chat") -> dict[str, int]:
     found: dict[str, int] = (await client.get("/v1/stats")).json()["routes"][surface]
     return found
@@ -180,8 +190,12 @@ async def test_whoever_asked_first_may_leave(lanes: Lanes) -> None:
         tasks = await together(client, fake, 3)
         await leave(tasks[0])
         await running(client, 2)
+        before = (await client.get("/v1/stats")).json()["tokens"]["prompt"]
         gate.set()
         answers = await asyncio.gather(*tasks[1:])
+        async with asyncio.timeout(5):
+            while (await client.get("/v1/stats")).json()["tokens"]["prompt"] != before + 7:
+                pass
         assert [answer.json()["choices"][0]["message"]["content"] for answer in answers] == ["one"] * 2
         assert len(fake.chats) == 1
         assert not fake.chats[0].is_cancelled
@@ -321,6 +335,18 @@ async def test_whoever_leaves_while_it_waits_for_its_conversation_is_forgotten(l
         await queued(client, 0)
         gate.set()
         assert (await first).status_code == 200
+
+
+@bounded
+async def test_whose_turn_does_not_come_in_time_falls_back(hasty: Lanes) -> None:
+    gate = asyncio.Event()
+    async with hasty.fake(held(gate), say("Hello")) as fake, hasty.client() as client, Counted(client) as counts:
+        first = turn(client)
+        await asked(fake, 1)
+        assert (await turn(client)).status_code == 200
+        gate.set()
+        assert (await first).status_code == 200
+        await counts.are(serial=2, continuous=1)
 
 
 CALLING = Reply(steps=[role(), tool(0, "c1", "look", "{}"), finish("tool_calls"), usage(5, 3), done()])

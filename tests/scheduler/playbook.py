@@ -6,7 +6,7 @@
     @5 a1 arrives token=x priority=2 credit=100 -> start a            a ticket is its model's letter and a number
     a ready 2 pool=1000 -> grant a1, grant a2                         slots, 0 = no bound
     a1 takes 50                                                       what it was found to take, once it runs
-    a1 arrives conversation=c holds alone -> grant a1                 what it says of its conversation
+    a1 arrives conversation=c holds alone=60 -> grant a1              what it says of its conversation
     a ready 2 book -> grant a1 in 0                                   Deck gives them out; grace 60 s, longest 1800 s
     a1 ends | a1 leaves | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
     a fails | a fails memory | a fails unrun                          why it did not start
@@ -147,7 +147,7 @@ class Play:
 def claim(words: list[str], members: dict[str, str]) -> Claim | None:
     """Read what a ticket says of its conversation."""
     name = members.get("conversation")
-    return Claim(name.encode(), b"", "holds" in words, "alone" in words) if name is not None else None
+    return Claim(name.encode(), b"", "holds" in words, float(members.get("alone", 0))) if name is not None else None
 
 
 def model(words: list[str]) -> Model:

@@ -91,7 +91,7 @@ class World:
             assert all(self.is_kept(slot) for slot in free)
             assert token not in owners
             if held[token] < share:
-                assert len(held) <= self.slots, "it has none, and waits for one of too few"
+                assert held[token] or not free, "it has none, and waits"
                 assert all(held[owner] <= share for owner in owners), "it has less than its share, and waits"
             return
         slot = self.book.enter(ticket, claim, token, self.now)
@@ -101,10 +101,11 @@ class World:
         elif self.is_kept(slot) and self.left[slot][0] != token:
             assert held[token] < share, "it pushed another out though it has its share"
             is_over = held[self.left[slot][0]] > share
-            assert is_over or len(held) > self.slots, "it pushed out one that has but its share"
-        before = self.left.get(slot)
-        is_same = before is not None and before[1].conversation == claim.conversation and before[1].holds
-        since = before[2] if before is not None and is_same and self.now < before[2] + LONGEST else self.now
+            assert is_over or not held[token], "it pushed out one that has but its share"
+        before = self.left.get(slot, (token, Claim(b""), self.now, self.now))
+        is_same = before[1].conversation == claim.conversation and before[1].holds
+        stays = is_same and (self.now < before[2] + LONGEST or not claim.holds)
+        since = before[2] if stays else self.now
         self.left[slot] = (token, Claim(claim.conversation, b"", claim.holds or is_same), since, self.now)
         self.running[ticket] = slot, token
 
