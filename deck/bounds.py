@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from deck.canon.request import Audio, ChatRequest, Image, Request, Text, TextRequest, ToolResult
 from deck.contracts import Facts
 
-# What a tokenizer adds at the beginning and the end of a raw prompt.
-_ENDS = 4
 # What a template may write around messages where nobody knows it.
 _TEMPLATE = 8192
 # Tokens of the largest picture, whatever its bytes; and how many characters of a sound stand for no more than a token.
@@ -36,7 +34,7 @@ def most_tokens(request: Request, payload: bytes, facts: Facts) -> int:
         facts: of the server, for its template.
     """
     if isinstance(request, TextRequest):
-        return len(request.prompt) if isinstance(request.prompt, tuple) else len(payload) + _ENDS
+        return len(request.prompt) if isinstance(request.prompt, tuple) else len(payload)
     size = len(payload) + (len(facts.template) if facts.template is not None else _TEMPLATE)
     if b'"image_url"' in payload or b'"input_audio"' in payload:
         size += sum(_of_medium(part) for part in _parts(request))

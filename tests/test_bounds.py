@@ -134,6 +134,11 @@ def test_a_small_request_has_a_small_bound() -> None:
     assert most(said(Text("hi")), Facts(template="x" * 100)) < 250
 
 
+def test_a_template_counts_once_by_its_length() -> None:
+    request = said(Text("hi"))
+    assert most(request, Facts(template="x" * 100)) - most(request, Facts(template="")) == 100
+
+
 def test_an_unknown_template_may_write_much() -> None:
     assert most(said(Text("hi"))) > 8192
 
@@ -175,6 +180,7 @@ def test_what_a_template_may_leave_out_counts_nothing() -> None:
     assert least(said(Text("word " * 100))) == 50
     assert least(said(Text("word " * 100), role="assistant")) == 50
     assert least(said(Text("<think>" + "word " * 100 + "</think>"), role="assistant")) == 0
+    assert least(said(Text("</think>" + "word " * 100))) == 51
     assert least(said(Reasoning("word " * 100), role="assistant")) == 0
     assert least(said(ToolCall("1", "f", '{"a": "' + "word " * 100 + '"}'), role="assistant")) == 0
     assert least(said(Image("data:image/png;base64," + "Ab" * 1000))) == 0
