@@ -89,8 +89,10 @@ def children(pid: int) -> list[int]:
 
 
 def _is_guard(pid: int) -> bool:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return len(command) > 3 and command[3].endswith(b"/servers/child.py") and os.getpgid(pid) != pid
+    with contextlib.suppress(OSError):  # it has just ended
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return len(command) > 3 and command[3].endswith(b"/servers/child.py") and os.getpgid(pid) != pid
+    return False
 
 
 @contextlib.contextmanager
