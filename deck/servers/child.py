@@ -69,6 +69,9 @@ def _leave_guard(parent: int) -> None:
         os._exit(0)
     for number in _GUARDED:
         signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # or the program's output would not end with the program
+        os.dup2(nowhere, stream)
     _wait_for_end(parent)
     os.killpg(0, signal.SIGKILL)
 

@@ -97,7 +97,7 @@ async def watch(deck: LiveDeck, is_over: asyncio.Event) -> int:
 @bounded
 async def test_b142_a_request_while_the_idle_model_is_being_stopped(tmp_path: Path) -> None:
     profiles = {"m1": local(tmp_path / "m1", "m1", "--fake-deaf", ttl="50ms")}
-    with live_deck(tmp_path, *configured(tmp_path, stop_grace="500ms"), profiles=profiles) as deck:
+    with live_deck(tmp_path, *configured(tmp_path, stop_grace="1500ms"), profiles=profiles) as deck:
         async with client_of(deck) as client:
             await works(client, "m1")
             [first] = processes(deck)
@@ -305,6 +305,7 @@ async def test_b155_an_idle_model_leaves_no_process(tmp_path: Path) -> None:
         async with client_of(deck) as client:
             assert (await say(client, "m1")).status_code == 200
             await until(lambda: not children(deck.process.pid))
+            await in_state(client, "m1", "stopped")
             assert await listed(client, "m1") == "stopped"
 
 

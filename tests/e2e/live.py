@@ -78,13 +78,21 @@ def is_alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of a process's descendants."""
+    """Return the ids of a process's descendants, without the guards that are about to leave a script's side."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             for child in task.read_text().split():
-                found += [int(child), *children(int(child))]
+                if not _is_guard(int(child)):
+                    found += [int(child), *children(int(child))]
     return found
+
+
+def _is_guard(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # it has just ended
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return len(command) > 3 and command[3].endswith(b"/servers/child.py") and os.getpgid(pid) != pid
+    return False
 
 
 @contextlib.contextmanager

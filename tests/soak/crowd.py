@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -87,7 +87,7 @@ def _wish(dice: random.Random) -> Wish:
     return Wish(wire, model, streamed, said, books.body(WIRES[wire].body(said, streamed, 100) | {"model": model}))
 
 
-def run(tmp: Path, seconds: float, clients: int, seed: int, until: Callable[..., object]) -> Crowd:
+def run(tmp: Path, seconds: float, clients: int, seed: int) -> Crowd:
     """Run it against a Deck of its own."""
     config = f'queue_limit = 150\nqueue_wait = "{QUEUE_WAIT:g}s"\nstop_grace = "1s"\n'
     profiles = {name: scripted(tmp / name, name, parallel=4) for name in MODELS}
@@ -97,8 +97,7 @@ def run(tmp: Path, seconds: float, clients: int, seed: int, until: Callable[...,
             exposition = client.get("/metrics").text
             state = client.get("/deck/servers").json()["servers"]
         found.after = resident(running.deck.process.pid)
-        # Lines of exchanges are written a moment later.
-        until(lambda: len(books.lines(running.deck.log)) >= len(found.ledger.entries), 5, "the log")
+        running.wait_for_log(len(found.ledger.entries))
         log = books.lines(running.deck.log)
         found.swaps = running.deck.logged().count(" is ready after ")
         _check(found, log, exposition)

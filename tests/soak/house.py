@@ -12,7 +12,7 @@ from statistics import mean, median
 from typing import Any
 
 import httpx
-from e2e.live import LiveDeck, children, is_alive, live_deck
+from e2e.live import LiveDeck, children, is_alive, live_deck, until
 from engine_support import MODEL
 from scripted_llama import script
 
@@ -84,6 +84,11 @@ class House:
                 threads=len(os.listdir(f"/proc/{pid}/task")),
                 tasks=tasks,
             )
+
+    def wait_for_log(self, exchanges: int) -> None:
+        """Wait a moment for so many lines of exchanges, which are written a little later."""
+        with contextlib.suppress(AssertionError):
+            until(lambda: self.deck.logged().count(" event=exchange ") >= exchanges, 5, "the log")
 
     def left(self) -> list[int]:
         """Return the processes but Deck whose command line names the state directory, whoever their parent is."""

@@ -138,7 +138,7 @@ def check(found: Soak) -> None:
         busy = _settled(asking)
         exposition, stats = asking.get("/metrics").text, asking.get("/v1/stats").json()
     answered = sum(entry.verdict.outcome != "left" for entry in ledger.entries.values())
-    until(lambda: len(books.lines(running.deck.log)) >= answered, 5, "the log")
+    running.wait_for_log(answered)
     log = books.lines(running.deck.log)
     servers = len(running.engines())
     found.at_rest = (
@@ -203,7 +203,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="deck-soak-") as folder:
         tmp = options.keep or Path(folder)
         crowd_seconds = min(options.crowd_seconds, options.seconds / 2)
-        crowd = crowds.run(tmp / "crowd", crowd_seconds, options.clients, options.seed, until)
+        crowd = crowds.run(tmp / "crowd", crowd_seconds, options.clients, options.seed)
         print(f"### Two hundred clients\n\n{crowd.markdown()}\n", flush=True)
         mixed = run(tmp / "mixed", options.seconds - crowd_seconds, options.seed)
         print(f"### Mixed clients\n\n{mixed.markdown()}\n", flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.live import until
 from soak import crowd, run
 from soak.house import Levels
 from soak.ledger import Entry, Ledger, Line, against_log, against_metrics
@@ -28,7 +27,7 @@ def test_a_short_soak_holds(tmp_path: Path) -> None:
 
 
 def test_a_small_crowd_is_served(tmp_path: Path) -> None:
-    found = crowd.run(tmp_path, 4.0, 30, 1, until)
+    found = crowd.run(tmp_path, 4.0, 30, 1)
     assert found.faults == []
     assert min(len(waits) for waits in found.waits.values()) > 3
     assert "lost: 0" in found.markdown()
