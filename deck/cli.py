@@ -152,7 +152,7 @@ def _memory_notes(profile: Profile, config: Config) -> list[str]:
     from deck.servers.memory import estimate_memory
 
     budget = config.scheduler.memory
-    if profile.server.url is not None or budget is None:
+    if profile.server.is_remote or budget is None:
         return []
     memory = estimate_memory(profile)
     if memory is None:

@@ -435,6 +435,8 @@ class _Serving:
                 finish=self.finish.reason._value_ if self.finish else None,
                 notes=[(note.kind._value_, note.field) for note in exchange.report.notes],
                 lane=route_decide()._value_,
+                replica=exchange.replica,
+                retries=exchange.retries,
             )
         )
 

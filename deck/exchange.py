@@ -39,6 +39,14 @@ class Exchange:
     operation: Literal["generate", "count"] = "generate"
     headers: Mapping[str, str] = field(default_factory=dict)
     shaped: Shaped | None = None
+    replica: str = ""
+    retries: int = 0
+
+    def note_backend(self, url: str) -> None:
+        """Note the server that is tried, where the model has several."""
+        if self.profile is not None and len(self.profile.server.urls) > 1:
+            self.retries += bool(self.replica)
+            self.replica = url
 
 
 @value(frozen=True, slots=True)

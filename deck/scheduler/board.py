@@ -10,9 +10,10 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, assert_never
 
-from deck.contracts import Launcher, Server, ServerState
+from deck.contracts import Launcher, Replicated, Server, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.scheduler.policy import Policy
@@ -147,7 +148,7 @@ class Board:
         memory, measured = self._memory_of(profile), self._measured.get(profile.id, 0)
         model = Model(
             name=profile.id,
-            is_local=profile.server.url is None,
+            is_local=not profile.server.is_remote,
             memory=memory if memory is None or profile.server.memory is not None else max(memory, measured),
             group=schedule.group,
             is_pinned=schedule.pinned,
@@ -254,10 +255,13 @@ class Board:
         try:
             server = self._launcher_of(profile).launch(profile)
             self._servers[name] = server
+            if isinstance(server, Replicated):
+                server.on_slots = partial(self._resize, name, server)
             await server.start()
         except DeckError as exc:
             _log.warning("model %s did not start: %s", name, exc.message)
-            was_run = exc.should_retry is not False
+            # Servers elsewhere may come up at any time, and to ask them again is cheap.
+            was_run = exc.should_retry is not False and not profile.server.is_remote
             for_memory = _OUT_OF_MEMORY.search(exc.message) is not None
             self._execute(self._policy.failed(name, exc, loop.time(), for_memory=for_memory, was_run=was_run))
             return
@@ -271,6 +275,10 @@ class Board:
         self._spawn(self._watch_end(name, server))
         self._execute(self._policy.started(name, _slots(server), loop.time()))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
+
+    def _resize(self, name: str, server: Server) -> None:
+        if self._servers.get(name) is server and not self._closing:
+            self._execute(self._policy.resized(name, _slots(server), asyncio.get_running_loop().time()))
 
     async def _watch_end(self, name: str, server: Server) -> None:
         await server.wait_ended()
@@ -374,6 +382,8 @@ class Admission:
 
 
 def _slots(server: Server) -> int:
-    if server.profile.server.url is not None:
+    if isinstance(server, Replicated):
+        return server.slots
+    if server.profile.server.is_remote:
         return server.profile.server.parallel or 0
     return server.facts.slots or server.profile.server.parallel or 1

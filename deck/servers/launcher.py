@@ -27,7 +27,7 @@ class LocalLauncher:
 
     def launch(self, profile: Profile) -> Server:
         """Return the server of the profile, not yet started."""
-        if profile.server.url is not None:
+        if profile.server.is_remote:
             return Remote(profile)
         return Process(profile, self._config, family_arguments=self._arguments(profile))
 
