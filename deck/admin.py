@@ -16,7 +16,7 @@ from deck.body import read_body
 from deck.canon.request import Part
 from deck.config import Config
 from deck.contracts import Facts, Surface
-from deck.control import Control
+from deck.control import Control, shown_replica
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
@@ -158,7 +158,14 @@ class Admin:
             name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
         }
         queue = {"waiting": board.depth, "exchanges": waiting}
-        return 200, {**self._metrics.snapshot(), "queue": queue, "servers": states, "quarantined": quarantined}
+        replicas = {name: [shown_replica(item) for item in found] for name, found in board.replicas().items()}
+        return 200, {
+            **self._metrics.snapshot(),
+            "queue": queue,
+            "servers": states,
+            "quarantined": quarantined,
+            "replicas": replicas,
+        }
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         query.read(scope)

@@ -84,6 +84,7 @@ class Deck:
             memory_of=estimate_memory,
         )
         self.metrics.watch(self.board.states, lambda: self.board.depth, lambda: self.endpoint.streams)
+        self.metrics.watch_replicas(self.board.replicas)
         self._images = ImageFetcher(config.media, most_in_all=config.body_limit)
         lenient = config.compatibility == "lenient"
         self.pipeline = Pipeline(catalog, plugins, self.board, client, images=self._images, lenient=lenient)

@@ -177,7 +177,7 @@ class Replicated(Protocol):
         ...
 
     def replicas(self) -> Sequence[Replica]:
-        """Return how each is, in the order of the profile."""
+        """Return how each is, in the order of the profile; none where there is but one and nobody watches it."""
         ...
 
 

@@ -9,11 +9,11 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, assert_never
 
-from deck.contracts import Launcher, Replicated, Server, ServerState
+from deck.contracts import Launcher, Replica, Replicated, Server, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.scheduler.policy import Policy
@@ -77,6 +77,18 @@ class Board:
     def server(self, profile: str) -> Server | None:
         """Return the profile's server if there is one, for reading only."""
         return self._servers.get(profile)
+
+    def replicas(self) -> Mapping[str, Sequence[Replica]]:
+        """Return how each of several servers is, of each model that has several and was ever wanted."""
+        found = {name: server.replicas() for name, server in self._servers.items() if isinstance(server, Replicated)}
+        return {name: replicas for name, replicas in found.items() if replicas}
+
+    def slots(self, profile: str) -> int | None:
+        """Return how many exchanges a profile's server takes at a time, None = there is none, or it does not say."""
+        server = self._servers.get(profile)
+        if server is None:
+            return None
+        return (isinstance(server, Replicated) and server.slots) or server.facts.slots
 
     def running(self, profile: str) -> int:
         """Return how many exchanges use a profile's server."""

@@ -80,7 +80,7 @@ class Remote:
         self._key: str | None = None
         self._phase = ServerState.STOPPED
         self._reason: str | None = None
-        self._shown: tuple[ReplicaState, ...] = ()
+        self._shown: dict[Backend, ReplicaState] = {}
         self._slots = 0
         self._turn = 0
         self._last: OrderedDict[str, str] = OrderedDict()
@@ -158,7 +158,9 @@ class Remote:
         return tuple(self._backends)
 
     def replicas(self) -> list[Replica]:
-        """Return how each is."""
+        """Return how each is; none for a `url`, which nobody watches."""
+        if not self._profile.server.urls:
+            return []
         now = time.monotonic()
         return [backend.shown(now, tuple(self.differences(backend))) for backend in self._backends]
 
@@ -310,15 +312,15 @@ class Remote:
     def _look(self) -> None:
         """See what has changed: in the servers' states, in their number, in what holds of all."""
         now = time.monotonic()
-        states = tuple(backend.condition(now) for backend in self._backends)
-        if states != self._shown:
-            for backend, state, was in zip(self._backends, states, self._shown or states, strict=False):
-                if state is not was:
-                    level = logging.INFO if state is ReplicaState.UP else logging.WARNING
-                    why = "" if state is ReplicaState.UP else f": {backend.reason}"
-                    _log.log(level, "model %s: %s is %s%s", self._profile.id, backend.url, state.value, why)
+        states = {backend: backend.condition(now) for backend in self._backends}
+        if states != self._shown and self._profile.server.urls:
+            for backend in [item for item in self._backends if states[item] is not self._shown.get(item)]:
+                state = states[backend]
+                level = logging.INFO if state is ReplicaState.UP else logging.WARNING
+                why = "" if state is ReplicaState.UP else f": {backend.reason or 'has not answered yet'}"
+                _log.log(level, "model %s: %s is %s%s", self._profile.id, backend.url, state.value, why)
             self._shown = states
-        up = [item.facts for item, state in zip(self._backends, states, strict=True) if state is ReplicaState.UP]
+        up = [backend.facts for backend, state in states.items() if state is ReplicaState.UP]
         if up:
             merged = common_facts(up)
             if merged != self._facts:
