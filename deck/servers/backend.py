@@ -31,6 +31,8 @@ _PORTS = {"http": 80, "https": 443}
 _ASK_LIMIT = 5.0
 # A server that comes back may be another build or model; one that stays is asked now and then.
 _FACTS_EVERY = 12
+# One that broke off exchanges and is tried by none of them is used again after it was well so many times.
+_WELL = 3
 _LOADING = 1.0
 _LATE = 0.01  # a timer may fire early, and would find a breaker that is still open
 _SMOOTH = 0.3
@@ -99,15 +101,21 @@ class Backend:
         self.is_known = False
         self.running = 0
         self.wake = asyncio.Event()
-        # The only server of a model is always tried: there is no other to spare its clients the try.
-        self._breaker = Breaker(jitter) if profile.server.urls else Breaker(jitter, limit=sys.maxsize)
+        self._breaker = _breaker(profile, jitter)
         self._is_loading = False
+        self._is_suspect = False
         self._was_unreached = False
+        self._well = 0
         self._must_learn = True
         self._why: str | None = None
         self._latency = 0.0
         self._timed: float | None = None
         self._asked = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether an exchange broke off and nobody has asked it since what that means."""
+        return self._is_suspect and bool(self.profile.server.urls)
 
     @property
     def state(self) -> ServerState:
@@ -141,10 +149,16 @@ class Backend:
             return ReplicaState.LOADING if self._is_loading else ReplicaState.DOWN
         if self._is_loading:
             return ReplicaState.LOADING
+        if self.is_suspect:
+            return ReplicaState.DOWN
         return ReplicaState.HALF_OPEN if circuit is Circuit.HALF_OPEN else ReplicaState.UP
 
     def accepts(self, now: float) -> bool:
         """Tell whether an exchange may be sent to it now."""
+        return self.is_known and not self._is_loading and not self.is_suspect and self._breaker.allows(now)
+
+    def may_accept(self, now: float) -> bool:
+        """Tell whether an exchange may be sent to it for want of a better one."""
         return self.is_known and not self._is_loading and self._breaker.allows(now)
 
     def candidate(self, now: float) -> Candidate:
@@ -211,7 +225,7 @@ class Backend:
             self._breaker.succeeded()
         elif fate.is_failure:
             self._breaker.failed(now)
-            self._why, self._must_learn = why, True
+            self._why, self._must_learn, self._is_suspect = why, True, True
             self.wake.set()
         elif fate is Fate.ANSWERED:
             self._breaker.answered()
@@ -232,6 +246,7 @@ class Backend:
             self._late(f"did not answer in {_ASK_LIMIT:g} s")
         except httpx.HTTPError as exc:
             self._unreached(str(exc) or type(exc).__name__)
+        self._is_suspect = False
 
     async def _hear(self, probe: Probe) -> None:
         health = await probe.health()
@@ -244,8 +259,9 @@ class Backend:
             self._unreached(probe.said)
         else:
             await self._learn(probe)
-            if self._was_unreached:
-                self._was_unreached = False
+            self._well += self._breaker.state(time.monotonic()) is Circuit.HALF_OPEN
+            if self._was_unreached or self._well >= _WELL:
+                self._was_unreached, self._well = False, 0
                 self._breaker.answered()
 
     async def _learn(self, probe: Probe) -> None:
@@ -278,6 +294,14 @@ class Backend:
     @cached_property
     def _tls(self) -> ssl.SSLContext | None:
         return ssl.create_default_context() if self.address.tls else None
+
+
+def _breaker(profile: Profile, jitter: Callable[[], float]) -> Breaker:
+    settings = profile.server
+    if not settings.urls:
+        # The only server of a model is always tried: there is no other to spare its clients the try.
+        return Breaker(jitter, limit=sys.maxsize)
+    return Breaker(jitter, first=settings.health_interval / 5, longest=settings.health_interval * 6)
 
 
 def _model_of(props: Mapping[str, Any]) -> str | None:

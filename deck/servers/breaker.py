@@ -18,6 +18,7 @@ class Breaker:
     """Opens after failures in a row, for a time that grows with each opening; then one try decides.
 
     A server that answers again is on probation until an answer has ended well: one more failure opens it, for longer.
+    One that was closed for twice as long as it was open before is no worse than any other.
 
     Args:
         jitter: a number from 0 to 1, so that many who wait for one server do not all come back at once.
@@ -36,6 +37,7 @@ class Breaker:
         self._failures = 0
         self._openings = 0
         self._until: float | None = None
+        self._calm_at = 0.0
         self._is_trying = False
 
     @property
@@ -94,8 +96,11 @@ class Breaker:
             self._open(now)
 
     def _open(self, now: float) -> None:
+        if now >= self._calm_at:
+            self._openings = 0
         # Beyond the longest time doubling means nothing, and a power of two has an end.
         time = min(self._longest, self._first * 2.0 ** min(self._openings, 32))
         self._openings += 1
         self._is_trying = False
         self._until = now + time * (0.75 + 0.25 * self._jitter())
+        self._calm_at = self._until + 2 * time

@@ -231,7 +231,7 @@ class Remote:
         while True:
             backend = self._choose(affinity, tried)
             if backend is None:
-                raise error or DeckError(ErrorKind.UNAVAILABLE, self._none_of_them(), retry_after=self._again_in())
+                raise self._last_word(error)
             tried.append(backend)
             try:
                 await self._used(backend, work)
@@ -242,6 +242,12 @@ class Remote:
                 _log.warning("model %s: %s is passed over: %s", self._profile.id, backend.url, exc.message)
             else:
                 return
+
+    def _last_word(self, error: DeckError | None) -> DeckError:
+        """Return what the client is told: the server's own words, or what each is where several cannot be reached."""
+        if error is not None and (len(self._backends) == 1 or fate_of(error) is Fate.BUSY):
+            return error
+        return DeckError(ErrorKind.UNAVAILABLE, self._none_of_them(), retry_after=self._again_in())
 
     async def _used(self, backend: Backend, work: Callable[[Use], Awaitable[DeckError | None]]) -> None:
         is_try = backend.begin(time.monotonic())
@@ -260,7 +266,8 @@ class Remote:
 
     def _choose(self, affinity: str | None, tried: Sequence[Backend]) -> Backend | None:
         now = time.monotonic()
-        able = [item for item in self._backends if item not in tried and item.accepts(now)]
+        left = [item for item in self._backends if item not in tried]
+        able = [item for item in left if item.accepts(now)] or [item for item in left if item.may_accept(now)]
         if not able:
             return None
         self._turn += 1

@@ -85,6 +85,19 @@ def test_each_opening_is_twice_as_long_up_to_a_bound() -> None:
     assert times == [1, 2, 4, 8, 8, 8]
 
 
+def test_a_long_calm_makes_an_opening_short_again() -> None:
+    found = opened()
+    found.begin(1)
+    found.failed(1)
+    assert found.retry_in(1) == 2.0
+    found.answered()
+    found.failed(6.9)
+    assert found.retry_in(6.9) == 4.0
+    found.answered()
+    found.failed(6.9 + 4 + 8)
+    assert found.retry_in(6.9 + 4 + 8) == 1.0
+
+
 def test_one_that_is_known_to_be_gone_opens_it_at_once() -> None:
     found = breaker()
     found.trip(5)
