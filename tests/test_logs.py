@@ -102,6 +102,8 @@ def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> No
         {"id": "req_hunter2canaryhunter2cana", "model": "", "principal": "", "status": 404, "stream": False},
         {"model": "hunter2canary", "prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
         {"outcome": "client gone", "duration": 0.00004, "queued": 1e-9, "notes": ()},
+        {"replica": "http://a:8080"},
+        {"replica": "http://a:8080/hunter2canary", "retries": 2},
         {"notes": (("changed", "rescued_call"), ("changed", "rescued_call"), ("changed", "cut_call"))},
     ],
 )

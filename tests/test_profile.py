@@ -92,6 +92,16 @@ def test_the_defaults(load: Load) -> None:
     assert load('id = "a"\n[server]\nurl = "http://h:1/p/"').server.parallel == 0
 
 
+def test_several_servers_are_told_from_one(load: Load) -> None:
+    several = load('id = "a"\n[server]\nurls = ["http://${MODELS}:1/", "http://b:2/p"]')
+    assert several.server.urls == several.server.addresses == ("http://gguf:1", "http://b:2/p")
+    assert several.server.is_remote
+    assert (several.server.parallel, several.server.health_interval) == (0, 5.0)
+    assert several.serves == "http://gguf:1 http://b:2/p"
+    assert load('id = "a"\n[server]\nurl = "http://h:1"').server.addresses == ("http://h:1",)
+    assert load('id = "a"\n[server]\nmodel = "x"').server.addresses == ()
+
+
 def test_a_profile_never_changes(load: Load) -> None:
     profile = load(_WHOLE)
     with pytest.raises(ValidationError):
@@ -128,6 +138,13 @@ _FAULTS = {
     'id = "a"\n[server]\nurl = "http://u:p@x"': "server.url: must hold no user, query or fragment",
     'id = "a"\n[server]\nurl = "http://x:99999"': "server.url: Port out of range",
     'id = "a"\n[server]\nurl = "http://x"\nargs = ["-x"]': "server: args: not with url",
+    'id = "a"\n[server]\nurls = ["http://x"]\nargs = ["-x"]': "server: args: not with urls",
+    'id = "a"\n[server]\nurls = ["http://x", "ftp://y"]': "server.urls: must be http://host:port",
+    'id = "a"\n[server]\nurls = ["http://x", "http://x/"]': "server.urls: http://x stands there twice",
+    'id = "a"\n[server]\nurls = []': "server: exactly one of model, hf, url and urls is needed, not none",
+    'id = "a"\n[server]\nurls = ["http://x"]\nurl = "http://x"': "not url and urls",
+    'id = "a"\n[server]\nurls = ["http://${NOPE}"]': "server.urls.0: the environment variable NOPE is not set",
+    'id = "a"\n' + _LOCAL + 'health_interval = "1s"': "server: health_interval belongs to url",
     'id = "a"\nfamily = \n': "(at line 2, column 10)",
 }
 

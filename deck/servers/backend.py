@@ -97,7 +97,7 @@ class Backend:
         self.key: str | None = None
         self.facts = Facts()
         self.model: str | None = None
-        self.was_asked = False
+        self.is_fresh = True
         self.is_known = False
         self.running = 0
         self.wake = asyncio.Event()
@@ -158,8 +158,8 @@ class Backend:
         return self.is_known and not self._is_loading and not self.is_suspect and self._breaker.allows(now)
 
     def may_accept(self, now: float) -> bool:
-        """Tell whether an exchange may be sent to it for want of a better one."""
-        return self.is_known and not self._is_loading and self._breaker.allows(now)
+        """Tell whether an exchange may be sent to it for want of a better one, as to one that nobody asked yet."""
+        return (self.is_known or self.is_fresh) and not self._is_loading and self._breaker.allows(now)
 
     def candidate(self, now: float) -> Candidate:
         """Return it as it stands for the choice."""
@@ -237,7 +237,6 @@ class Backend:
 
     async def ask(self) -> None:
         """Ask whether it is well, and now and then what it is."""
-        self.was_asked = True
         try:
             async with asyncio.timeout(_ASK_LIMIT):
                 async with probing(self.address, self.key, Transport(ssl_context=self._tls)) as probe:
@@ -246,7 +245,7 @@ class Backend:
             self._late(f"did not answer in {_ASK_LIMIT:g} s")
         except httpx.HTTPError as exc:
             self._unreached(str(exc) or type(exc).__name__)
-        self._is_suspect = False
+        self.is_fresh = self._is_suspect = False
 
     async def _hear(self, probe: Probe) -> None:
         health = await probe.health()

@@ -309,7 +309,7 @@ class Remote:
 
     async def _keep_asking(self, backend: Backend) -> None:
         while True:
-            pause = backend.next_look(time.monotonic(), self._jitter()) if backend.was_asked else 0.0
+            pause = backend.next_look(time.monotonic(), self._jitter()) if not backend.is_fresh else 0.0
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(backend.wake.wait(), max(pause, _LEAST_PAUSE))
             backend.wake.clear()

@@ -5,6 +5,7 @@
     a memory=4 group=g pinned priority=1 concurrency=1 stay=20        what a model is; a remote one says `remote`
     @5 a1 arrives token=x priority=2 credit=100 -> start a            a ticket is its model's letter and a number
     a ready 2 pool=1000 -> grant a1, grant a2                         slots, 0 = no bound
+    a slots 1                                                         some of its servers went or came back
     a1 ends | a1 leaves | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
     a fails | a fails memory | a fails unrun                          why it did not start
     a unload | a preload | a forgive | tick                           an operator's words, and time alone
@@ -74,7 +75,7 @@ class Play:
 
     @staticmethod
     def is_event(words: list[str]) -> bool:
-        return words[1] in ("ready", "fails", "stopped", "crashes", "idle", "unload", "preload", "forgive")
+        return words[1] in ("ready", "fails", "stopped", "crashes", "idle", "unload", "preload", "forgive", "slots")
 
     def set_policy(self, words: list[str]) -> None:
         names = {"queue": "queue_limit", "wait": "queue_wait", "tokens": "token_limit"}
@@ -114,6 +115,8 @@ class Play:
             case [name, "fails", *rest]:
                 error = DeckError(ErrorKind.UNAVAILABLE, "it ended")
                 return policy.failed(name, error, self.now, for_memory=rest == ["memory"], was_run=rest != ["unrun"])
+            case [name, "slots", slots]:
+                return policy.resized(name, int(slots), self.now)
             case [name, "crashes"]:
                 return policy.crashed(name, DeckError(ErrorKind.UPSTREAM, "it crashed"), self.now)
             case [name, "forgive"]:
