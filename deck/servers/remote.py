@@ -78,7 +78,7 @@ class Remote:
         self._watching: dict[Backend, asyncio.Task[None]] = {}
         self._facts = Facts()
         self._key: str | None = None
-        self._phase = ServerState.STOPPED
+        self._state = ServerState.STOPPED
         self._reason: str | None = None
         self._shown: dict[Backend, ReplicaState] = {}
         self._slots = 0
@@ -98,7 +98,7 @@ class Remote:
             backend.profile = profile
         urls = profile.server.addresses
         self._backends = [known.pop(url) if url in known else Backend(profile, url, self._jitter) for url in urls]
-        if self._phase is not ServerState.READY:
+        if self._state is not ServerState.READY:
             return
         for gone in known.values():
             self._unwatch(gone)
@@ -111,8 +111,8 @@ class Remote:
     @property
     def state(self) -> ServerState:
         """Where it is in its life, as far as Deck uses it: failed while none of the servers can be used."""
-        if self._phase is not ServerState.READY:
-            return self._phase
+        if self._state is not ServerState.READY:
+            return self._state
         now = time.monotonic()
         states = {backend.condition(now) for backend in self._backends}
         if states & {ReplicaState.UP, ReplicaState.HALF_OPEN}:
@@ -137,7 +137,7 @@ class Remote:
     @property
     def reason(self) -> str | None:
         """Why none can be used."""
-        if self._phase is ServerState.READY and self.state is not ServerState.READY:
+        if self._state is ServerState.READY and self.state is not ServerState.READY:
             return self._none_of_them()
         return self._reason
 
@@ -182,7 +182,7 @@ class Remote:
         Raises:
             DeckError: `UNAVAILABLE` with what each answered.
         """
-        self._phase, self._reason = ServerState.STARTING, None
+        self._state, self._reason = ServerState.STARTING, None
         try:
             self._key = self._read_key()
             for backend in self._backends:
@@ -192,19 +192,19 @@ class Remote:
         except TimeoutError:
             raise self._failed(f"{self._named()} did not answer in {self._profile.server.load_timeout:g} s") from None
         except BaseException:
-            if self._phase is ServerState.STARTING:
-                self._phase = ServerState.STOPPED
+            if self._state is ServerState.STARTING:
+                self._state = ServerState.STOPPED
             raise
         if not any(backend.accepts(time.monotonic()) for backend in self._backends):
             raise self._failed(self._none_of_them())
-        self._phase = ServerState.READY
+        self._state = ServerState.READY
         for backend in self._backends:
             self._watch(backend)
         self._look()
 
     async def stop(self, *, grace: float) -> None:
         """Use and ask them no longer."""
-        self._phase = ServerState.STOPPED
+        self._state = ServerState.STOPPED
         tasks = list(self._watching.values())
         for backend in list(self._watching):
             self._unwatch(backend)
@@ -368,7 +368,7 @@ class Remote:
         return max(1.0, min(waits, default=_BUSY_AGAIN))
 
     def _failed(self, what: str, *, is_permanent: bool = False) -> DeckError:
-        self._phase, self._reason = ServerState.FAILED, what
+        self._state, self._reason = ServerState.FAILED, what
         retry_after = None if is_permanent else _RETRY_AFTER
         should_retry = False if is_permanent else None
         return DeckError(ErrorKind.UNAVAILABLE, what, retry_after=retry_after, should_retry=should_retry)
