@@ -6,6 +6,7 @@ Knows neither the other servers of its model nor when it is asked.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import sys
 import time
@@ -27,6 +28,7 @@ from deck.servers.probe import Health, Probe, facts_of, probing
 from deck.upstream.failures import MidAnswer, Refusal
 from deck.upstream.transport import Transport
 
+_log = logging.getLogger("deck.servers")
 _PORTS = {"http": 80, "https": 443}
 _ASK_LIMIT = 5.0
 # A server that comes back may be another build or model; one that stays is asked now and then.
@@ -245,6 +247,10 @@ class Backend:
             self._late(f"did not answer in {_ASK_LIMIT:g} s")
         except httpx.HTTPError as exc:
             self._unreached(str(exc) or type(exc).__name__)
+        except Exception as exc:
+            # Whoever asks again and again must not end: nobody would know any more how it is.
+            _log.exception("asking %s failed inside Deck", self.url)
+            self._unreached(f"could not be asked: {type(exc).__name__}")
         self.is_fresh = self._is_suspect = False
 
     async def _hear(self, probe: Probe) -> None:

@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from deck.contracts import Facts, Replica, ReplicaState, Replicated, ServerState
@@ -18,8 +19,10 @@ from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile, ServerSettings
 from deck.servers.check import replica_notes
 from deck.servers.remote import Remote, Use, common_facts
-from deck.testing.fake_llama import FakeLlama
+from deck.testing.fake_llama import Act, FakeLlama, Reply
+from deck.testing.frames import content, done, finish, role
 from deck.upstream.client import CHAT, UpstreamClient
+from deck.upstream.failures import MidAnswer
 from deck.upstream.transport import Transport
 
 UP, DOWN, LOADING = ReplicaState.UP, ReplicaState.DOWN, ReplicaState.LOADING
@@ -313,3 +316,69 @@ def test_a_url_alone_is_shown_as_no_replica() -> None:
     profile = Profile(id="far", server=ServerSettings(url="http://h"), source=Path("far.toml"))
     shown: list[Replica] = Remote(profile, {}).replicas()
     assert shown == []
+
+
+async def broken(client: UpstreamClient, remote: Remote) -> ErrorKind | None:
+    """Return the kind of the error that a chat ended in."""
+    try:
+        await chat(client, remote)
+    except DeckError as error:
+        return error.kind
+    return None
+
+
+@bounded
+async def test_one_that_falls_silent_is_left_alone_though_it_says_that_it_is_well() -> None:
+    never = Reply(before_headers=asyncio.Event())
+    async with (
+        FakeLlama([never]) as deaf,
+        fakes(1) as (good,),
+        upstream() as client,
+        running(deaf.url, good.url, stall_timeout=0.05, health_interval=30) as remote,
+    ):
+        kinds = [await broken(client, remote) for _ in range(20)]
+        assert kinds.count(ErrorKind.UPSTREAM_TIMEOUT) == 3, "nor tried elsewhere, for the time is up"
+        assert len(deaf.chats) == 3
+        shown = remote.replicas()[0]
+        assert shown.state is DOWN
+        assert "silent" in (shown.reason or "")
+        assert shown.failures == 3
+
+
+@bounded
+async def test_one_that_has_failed_is_tried_with_one_exchange() -> None:
+    gate = asyncio.Event()
+    breaks = Reply(steps=[role(), content("x"), Act.CLOSE])
+    replies = [breaks, breaks, breaks, Reply(steps=[gate, role(), content("x"), finish(), done()])]
+    async with FakeLlama(replies) as shaky, upstream() as client, running(shaky.url, health_interval=10) as remote:
+        backend = remote.backends()[0]
+        for _ in range(3):
+            await until(lambda: not backend.is_suspect)  # it is asked between them, and says that it is well
+            await said(client, remote)
+        await until(lambda: states(remote) == [ReplicaState.HALF_OPEN])
+        tried = asyncio.ensure_future(chat(client, remote))
+        await shaky.received(4)
+        with pytest.raises(DeckError) as caught:
+            await chat(client, remote)
+        assert caught.value.kind is ErrorKind.UNAVAILABLE
+        gate.set()
+        await tried
+        assert states(remote) == [UP]
+        assert len(shaky.chats) == 4
+
+
+async def said(client: UpstreamClient, remote: Remote) -> None:
+    """Post a chat whose answer breaks off after its first byte, as the pipeline tells of it."""
+
+    async def work(use: Use) -> DeckError | None:
+        async with client.ask(use.server, CHAT, b"{}") as response:
+            use.begun()
+            try:
+                await response.read()
+            except httpx.HTTPError as exc:
+                error = await client.broken(use.server, exc)
+                error.__cause__ = MidAnswer()
+                return error
+        return None
+
+    await remote.use(None, work)
