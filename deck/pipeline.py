@@ -147,15 +147,18 @@ class Pipeline:
         try:
             exchange.granted, exchange.server = self._clock(), server
             exchange.shaped = shaped = self._shaper.shape(exchange, server.facts)
+            payload = json.dumps(shaped.body)
             if isinstance(server, Remote):
-                await server.use(affinity_of(exchange), lambda use: self._send(exchange, use.server, shaped, take, use))
+                await server.use(
+                    affinity_of(exchange), lambda use: self._send(exchange, use.server, shaped, payload, take, use)
+                )
             else:
-                await self._send(exchange, server, shaped, take)
+                await self._send(exchange, server, shaped, payload, take)
         finally:
             self.board.release(ticket, server)
 
     async def _send(
-        self, exchange: Exchange, server: Server, shaped: Shaped, take: Taker, use: Use | None = None
+        self, exchange: Exchange, server: Server, shaped: Shaped, payload: bytes, take: Taker, use: Use | None = None
     ) -> DeckError | None:
         """Post a request to one server and hand on its answer; return the error that this ended in, if any."""
         if use is not None:
@@ -163,7 +166,7 @@ class Pipeline:
         try:
             if shaped.route is TEXT:
                 await self._check_schema(server, shaped.request)
-            response = await self._client.post(server, shaped.route, json.dumps(shaped.body))
+            response = await self._client.post(server, shaped.route, payload)
         except DeckError as error:
             _blame(error, shaped.request)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,10 @@ def test_unknown_sampling_names_are_found_in_every_table(load: Load) -> None:
 def test_a_secret_in_env_is_not_shown() -> None:
     settings = ServerSettings(model=Path("x"), env={"TOKEN": "hidden-value"})
     assert "hidden-value" not in repr(settings)
+
+
+def test_whether_a_server_is_elsewhere_is_asked_in_one_way() -> None:
+    """`url` is None for `urls` too."""
+    sources = [path for path in (Path(__file__).parents[1] / "deck").rglob("*.py") if path.name != "profile.py"]
+    found = [path.name for path in sources if re.search(r"\burl is (not )?None", path.read_text(encoding="utf-8"))]
+    assert found == []

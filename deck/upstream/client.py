@@ -141,7 +141,7 @@ class UpstreamClient:
 
     def forget(self, server: Server) -> None:
         """Close every connection to a server that is going away."""
-        for backend in server.backends() if isinstance(server, Replicated) else (server,):
+        for backend in (server, *(server.backends() if isinstance(server, Replicated) else ())):
             self._transport.close_target(target_of(backend))
             for known in [known for known in self._known if known[0] == id(backend)]:
                 del self._known[known]
