@@ -149,9 +149,8 @@ class Pipeline:
             exchange.shaped = shaped = self._shaper.shape(exchange, server.facts)
             payload = json.dumps(shaped.body)
             if isinstance(server, Remote):
-                await server.use(
-                    affinity_of(exchange), lambda use: self._send(exchange, use.server, shaped, payload, take, use)
-                )
+                affinity = affinity_of(exchange) if server.has_choice else None
+                await server.use(affinity, lambda use: self._send(exchange, use.server, shaped, payload, take, use))
             else:
                 await self._send(exchange, server, shaped, payload, take)
         finally:
@@ -294,7 +293,7 @@ class Pipeline:
             nonlocal found
             found = await self._count_on(use.server, shaped)
 
-        await server.use(affinity_of(exchange), count)
+        await server.use(affinity_of(exchange) if server.has_choice else None, count)
         return found
 
     async def _count_on(self, server: Server, shaped: Shaped) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import sys
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -117,7 +116,7 @@ class Backend:
     @property
     def is_suspect(self) -> bool:
         """Whether an exchange broke off and nobody has asked it since what that means."""
-        return self._is_suspect and bool(self.profile.server.urls)
+        return self._is_suspect
 
     @property
     def state(self) -> ServerState:
@@ -302,11 +301,8 @@ class Backend:
 
 
 def _breaker(profile: Profile, jitter: Callable[[], float]) -> Breaker:
-    settings = profile.server
-    if not settings.urls:
-        # The only server of a model is always tried: there is no other to spare its clients the try.
-        return Breaker(jitter, limit=sys.maxsize)
-    return Breaker(jitter, first=settings.health_interval / 5, longest=settings.health_interval * 6)
+    interval = profile.server.health_interval
+    return Breaker(jitter, first=interval / 5, longest=interval * 6)
 
 
 def _model_of(props: Mapping[str, Any]) -> str | None:

@@ -41,14 +41,17 @@ _REMARKS = {
 class Use:
     """An exchange on one of the servers."""
 
-    def __init__(self, backend: Backend) -> None:
+    __slots__ = ("_began", "server")
+
+    def __init__(self, backend: Backend, began: float | None) -> None:
         self.server = backend
-        self._began = time.monotonic()
+        self._began = began
 
     def begun(self) -> None:
         """Note that the answer has begun."""
-        now = time.monotonic()
-        self.server.begun(now, now - self._began)
+        if self._began is not None:
+            now = time.monotonic()
+            self.server.begun(now, now - self._began)
 
 
 class Remote:
@@ -149,6 +152,11 @@ class Remote:
             backend.condition(now) is ReplicaState.UP for backend in self._backends
         )
 
+    @property
+    def has_choice(self) -> bool:
+        """Whether there is more than one."""
+        return len(self._backends) > 1
+
     def memory(self) -> int | None:
         """Return None: they take no memory here."""
         return None
@@ -225,6 +233,9 @@ class Remote:
         Raises:
             DeckError: what the last server said, or that none can be used.
         """
+        if not self._profile.server.urls:
+            await work(Use(self._backends[0], None))  # nothing to choose, and nothing to learn
+            return
         tried: list[Backend] = []
         until = time.monotonic() + self._profile.server.stall_timeout
         error: DeckError | None = None
@@ -250,11 +261,12 @@ class Remote:
         return DeckError(ErrorKind.UNAVAILABLE, self._none_of_them(), retry_after=self._again_in())
 
     async def _used(self, backend: Backend, work: Callable[[Use], Awaitable[DeckError | None]]) -> None:
-        is_try = backend.begin(time.monotonic())
+        began = time.monotonic()
+        is_try = backend.begin(began)
         fate: Fate | None = Fate.UNKNOWN
         why: str | None = None
         try:
-            ended = await work(Use(backend))
+            ended = await work(Use(backend, began))
             fate = None if ended is None else fate_of(ended)
             why = None if ended is None else ended.message
         except DeckError as exc:
