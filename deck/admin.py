@@ -17,7 +17,7 @@ from deck.body import read_body
 from deck.canon.request import Part
 from deck.config import Config
 from deck.contracts import Facts, Surface
-from deck.control import Control
+from deck.control import Control, shown_replica
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
@@ -159,10 +159,17 @@ class Admin:
             name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
         }
         queue = {"waiting": board.depth, "exchanges": waiting}
+        replicas = {name: [shown_replica(item) for item in found] for name, found in board.replicas().items()}
         flights = self._pipeline.flights
-        shared = {"generations": len(flights), "exchanges": flights.guests}
-        shown = {"queue": queue, "shared": shared, "servers": states, "quarantined": quarantined}
-        return 200, {**self._metrics.snapshot(), **shown, "tasks": len(asyncio.all_tasks())}
+        return 200, {
+            **self._metrics.snapshot(),
+            "queue": queue,
+            "shared": {"generations": len(flights), "exchanges": flights.guests},
+            "servers": states,
+            "quarantined": quarantined,
+            "replicas": replicas,
+            "tasks": len(asyncio.all_tasks()),
+        }
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         query.read(scope)

@@ -88,6 +88,7 @@ class Deck:
             book_of=router.book_of,
         )
         self.metrics.watch(self.board.states, lambda: self.board.depth, lambda: self.endpoint.streams)
+        self.metrics.watch_replicas(self.board.replicas)
         self._images = ImageFetcher(config.media, most_in_all=config.body_limit)
         lenient = config.compatibility == "lenient"
         self.pipeline = Pipeline(

@@ -119,7 +119,7 @@ def _check(commands: Any) -> None:
 
 
 def _run_check(arguments: argparse.Namespace) -> int:
-    from deck.servers import check_profile
+    from deck.servers import check_profile, replica_notes
 
     config = configuration(arguments)
     plugins, catalog = load(config)
@@ -135,7 +135,7 @@ def _run_check(arguments: argparse.Namespace) -> int:
         print(f"{'FAILED ' if faults else 'ok     '}  {profile.id} ({profile.source})")
         for fault in faults:
             print(f"         {fault}")
-        for note in _memory_notes(profile, config):
+        for note in (*_memory_notes(profile, config), *replica_notes(profile)):
             print(f"         note: {note}")
         if profile.kind != "chat":
             print(f"         note: models of kind {profile.kind!r} are listed, and no route serves them yet")
@@ -152,7 +152,7 @@ def _memory_notes(profile: Profile, config: Config) -> list[str]:
     from deck.servers.memory import estimate_memory
 
     budget = config.scheduler.memory
-    if profile.server.url is not None or budget is None:
+    if profile.server.is_remote or budget is None:
         return []
     memory = estimate_memory(profile)
     if memory is None:

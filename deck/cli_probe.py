@@ -135,7 +135,7 @@ def warn_of_others(config: Config, profile: Profile) -> None:
     """Say when a Deck of the same state directory has models in memory: a second one may not fit beside them."""
     from deck.servers.place import listening
 
-    if profile.server.url is None and listening(config.state / "run"):
+    if not profile.server.is_remote and listening(config.state / "run"):
         print(f"note: a Deck on {config.state} has a model loaded; the probe loads another beside it", file=sys.stderr)
 
 

@@ -75,7 +75,9 @@ def _command(subparsers: Any, name: str, run: Any, what: str, example: str, more
 
 
 def _run_ps(arguments: argparse.Namespace) -> int:
-    rows = [_COLUMNS, *(_row(item) for item in _ask(arguments, "GET", "")["servers"])]
+    rows: list[tuple[str, ...]] = [_COLUMNS]
+    for item in _ask(arguments, "GET", "")["servers"]:
+        rows += [_row(item), *(_replica_row(replica) for replica in item["replicas"])]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -96,6 +98,19 @@ def _row(server: Mapping[str, Any]) -> tuple[str, ...]:
         str(server["slots"] or "-"),
         shown,
         note,
+    )
+
+
+def _replica_row(replica: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = [replica["reason"], *replica["differs"]]
+    return (
+        f"  {replica['url']}",
+        replica["state"],
+        str(replica["running"]),
+        "-",
+        str(replica["slots"] or "-"),
+        "-",
+        "; ".join(note for note in notes if note),
     )
 
 

@@ -117,6 +117,70 @@ class Server(Protocol):
         ...
 
 
+class ReplicaState(Enum):
+    """Whether one of several servers of a model is used.
+
+    `HALF_OPEN` has failed and is tried with one exchange; `LOADING` says itself that it takes none yet.
+    """
+
+    UP = "up"
+    DOWN = "down"
+    LOADING = "loading"
+    HALF_OPEN = "half-open"
+
+
+@value(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One of several servers of a model, as operators see it; times in seconds.
+
+    Args:
+        url: where it listens.
+        state: whether it is used.
+        reason: why it is not, None = it is.
+        running: exchanges on it, of this Deck.
+        failures: in a row.
+        retry_in: until it is tried again, None = it is used.
+        latency: until answers began of late, None = not known.
+        model: what it says that it serves.
+        context: tokens per slot.
+        slots: that it says it has.
+        differs: how it differs from the first, in words.
+    """
+
+    url: str
+    state: ReplicaState
+    reason: str | None = None
+    running: int = 0
+    failures: int = 0
+    retry_in: float | None = None
+    latency: float | None = None
+    model: str | None = None
+    context: int | None = None
+    slots: int | None = None
+    differs: Sequence[str] = ()
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A server that stands for several of one model, some of which may be down; what else a `Server` may be."""
+
+    on_slots: Callable[[], None]
+    """Called when `slots` has changed; set by whoever schedules."""
+
+    @property
+    def slots(self) -> int:
+        """How many exchanges those that are up take at a time, 0 = no bound."""
+        ...
+
+    def backends(self) -> Sequence[Server]:
+        """Return the servers themselves."""
+        ...
+
+    def replicas(self) -> Sequence[Replica]:
+        """Return how each is, in the order of the profile; none where there is but one and nobody watches it."""
+        ...
+
+
 class Launcher(Protocol):
     """Makes the server of a profile; nothing runs before `Server.start`."""
 
@@ -362,6 +426,7 @@ class ExchangeRecord:
     """What became of one exchange; times in seconds; no bodies, no secrets.
 
     `left_lane` was tried before `lane`. Tokens are not known of an answer that was made for another exchange.
+    `replica` is the URL of the server that was chosen of several, `retries` how many were tried in vain before it.
     """
 
     id: str
@@ -381,6 +446,8 @@ class ExchangeRecord:
     notes: Sequence[tuple[str, str]]
     lane: str = "continuous"
     left_lane: str | None = None
+    replica: str = ""
+    retries: int = 0
 
 
 @runtime_checkable

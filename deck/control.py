@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
 from deck import query
-from deck.contracts import ServerState
+from deck.contracts import Replica, ServerState
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, normal_path
 from deck.pipeline import Pipeline
@@ -16,6 +17,12 @@ from deck.reload import Change
 
 Answer = tuple[int, Any]
 Handler = Callable[[Scope, Receive], Awaitable[Answer]]
+
+
+def shown_replica(replica: Replica) -> dict[str, Any]:
+    """Return one of several servers of a model as JSON."""
+    return {**dataclasses.asdict(replica), "state": replica.state.value}
+
 
 _SERVERS = "/deck/servers"
 _LINES, _MOST_LINES = 100, 10_000
@@ -80,13 +87,14 @@ class Control:
             "state": (server.state if server is not None else ServerState.STOPPED).value,
             "running": board.running(profile.id),
             "waiting": len(waiting),
-            "slots": server.facts.slots if server is not None else None,
+            "slots": board.slots(profile.id),
             "memory": server.memory() if server is not None else None,
             "expected_memory": board.memory(profile.id),
             "pinned": profile.schedule.pinned,
             "reason": server.reason if server is not None else None,
             "failures": held_off[0] if held_off else 0,
             "retry_in": round(held_off[1], 1) if held_off else None,
+            "replicas": [shown_replica(item) for item in board.replicas().get(profile.id, ())],
         }
 
     def _named(self, scope: Scope) -> Profile:

@@ -462,6 +462,8 @@ class _Serving:
                 notes=[(note.kind._value_, note.field) for note in exchange.report.notes],
                 lane=exchange.lane._value_,
                 left_lane=exchange.left._value_ if exchange.left is not None else None,
+                replica=exchange.replica,
+                retries=exchange.retries,
             )
         )
 

@@ -54,6 +54,14 @@ class Exchange:
     claim: Claim | None = None
     record: Continuation | None = None
     is_guest: bool = False
+    replica: str = ""
+    retries: int = 0
+
+    def note_backend(self, url: str) -> None:
+        """Note the server that is tried, where the model has several."""
+        if self.profile is not None and len(self.profile.server.urls) > 1:
+            self.retries += bool(self.replica)
+            self.replica = url
 
 
 @value(frozen=True, slots=True)

@@ -200,8 +200,12 @@ class LineFormatter(logging.Formatter):
             f"{'' if cached is None else f' cached_tokens={cached}'}"
             f"{'' if finish is None else f' finish={self._shown(finish)}'}"
             f"{'' if record.left_lane is None else f' left_lane={self._shown(record.left_lane)}'}"
-            f" notes={len(record.notes)}{_repaired(record) if record.notes else ''}\n"
+            f" notes={len(record.notes)}{_repaired(record) if record.notes else ''}"
+            f"{self._on_replica(record) if record.replica else ''}\n"
         )
+
+    def _on_replica(self, record: ExchangeRecord) -> str:
+        return f" replica={self._shown(record.replica)}{f' retries={record.retries}' if record.retries else ''}"
 
     def _holds_secret(self, text: str) -> bool:
         return bool(self._secrets) and any(secret in text for secret in self._secrets)
@@ -262,6 +266,8 @@ def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
         "left_lane": record.left_lane,
         "notes": len(record.notes),
         **_repairs(record),
+        "replica": record.replica or None,
+        "retries": record.retries or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from deck import __version__
-from deck.contracts import ExchangeRecord, ServerState
+from deck.contracts import ExchangeRecord, Replica, ReplicaState, ServerState
 from deck.errors import ErrorKind
 from deck.normalize.repairs import REPAIRS
 from deck.normalize.report import NoteKind
@@ -38,6 +38,7 @@ _UNKNOWN = ErrorKind.AUTHENTICATION.label
 
 States = Callable[[], Mapping[str, ServerState]]
 Reading = Callable[[], int]
+Replicas = Callable[[], Mapping[str, Sequence[Replica]]]
 
 
 class Metrics:
@@ -95,6 +96,7 @@ class Metrics:
         self._notes = self._counts("deck_request_notes", "Fields ignored or changed.", "surface", "kind", "field")
         self._routes = self._counts("deck_route_requests", "Exchanges by lane.", "surface", "lane")
         self._repairs = self._counts("deck_repairs", "What was done about what models wrote.", "model", "what")
+        self._replica_retries = self._counts("deck_replica_retries", "Servers passed over for another.", "model")
         self._failures = self._counts("deck_observer_failures", "Observers failed.", "observer")
         self._auth = self._counts("deck_auth_failures", "Requests without a valid token.").cell()
         build = Gauge("deck_build_info", "What runs.", ["version", "python"], registry=self._registry)
@@ -116,6 +118,7 @@ class Metrics:
 
     def _begin(self, model: str) -> None:
         self._directions(model)
+        self._replica_retries.cell(model)
         for what in REPAIRS:
             self._repairs.cell(model, what)
 
@@ -130,6 +133,10 @@ class Metrics:
     def watch(self, states: States, depth: Reading, streams: Reading = lambda: 0) -> None:
         """Say where to read, at each scrape, the servers' states, the queue's depth and how many streams are open."""
         self._watched.states, self._watched.depth, self._watched.streams = states, depth, streams
+
+    def watch_replicas(self, replicas: Replicas) -> None:
+        """Say where to read, at each scrape, the servers of models that have several."""
+        self._watched.replicas = replicas
 
     def observe(self, record: ExchangeRecord) -> None:
         """Count an exchange that has ended."""
@@ -156,6 +163,9 @@ class Metrics:
             (self._notes_of.get(note) or self._note(note)).value += 1
             if field in REPAIRS:
                 self._repairs.cell(record.model if record.model in self._models else OTHER, field).value += 1
+        if record.retries:
+            model = record.model if record.model in self._models else OTHER
+            self._replica_retries.cell(model).value += record.retries
         if record.outcome == _UNKNOWN:
             self._auth.value += 1
 
@@ -260,6 +270,7 @@ class _Watched(Collector):
     def __init__(self, models: Collection[str]) -> None:
         self.models = models
         self.states: States = dict
+        self.replicas: Replicas = dict
         self.depth: Reading = lambda: 0
         self.streams: Reading = lambda: 0
 
@@ -276,8 +287,23 @@ class _Watched(Collector):
             for state in ServerState:
                 servers.add_metric([model, state.value], float(state is current))
         yield servers
+        yield from self._of_replicas()
         yield GaugeMetricFamily("deck_queue_depth", "Exchanges that wait for a slot.", value=self.depth())
         yield GaugeMetricFamily("deck_streams_open", "Streams being answered.", value=self.streams())
+
+    def _of_replicas(self) -> Iterable[GaugeMetricFamily]:
+        labels = ["model", "replica"]
+        states = GaugeMetricFamily(
+            "deck_replica_state", "1 for the state one of several servers is in.", labels=[*labels, "state"]
+        )
+        running = GaugeMetricFamily("deck_replica_running", "Exchanges on one of several servers.", labels=labels)
+        for model, replicas in self.replicas().items():
+            for replica in replicas:
+                running.add_metric([model, replica.url], float(replica.running))
+                for state in ReplicaState:
+                    states.add_metric([model, replica.url, state.value], float(state is replica.state))
+        yield states
+        yield running
 
 
 def _sums(cells: Mapping[tuple[str, ...], Count], place: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ import httpx
 
 from deck import json
 from deck.admission import Fitter
-from deck.canon.events import Failed
+from deck.canon.events import Event, Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
 from deck.contracts import Facts, ParseOptions, Server, ServerState
@@ -26,14 +26,16 @@ from deck.flights import Flights, Taker
 from deck.media import ImageFetcher
 from deck.plugins import Plugins
 from deck.profile import Profile
-from deck.routing import Router
+from deck.routing import Router, affinity_of
 from deck.scheduler.board import Board
 from deck.scheduler.lanes import Lane
 from deck.scheduler.slots import Claim
 from deck.scheduler.values import Ticket
+from deck.servers.remote import Remote, Use
 from deck.shaping import Shaper, call_plugin, check_declared, check_measured, filter_of, filtered_by
 from deck.tokens import Principal
 from deck.upstream.client import TEXT, UpstreamClient
+from deck.upstream.failures import MidAnswer
 from deck.upstream.transport import RawResponse
 
 _LENIENT = "lenient"
@@ -175,20 +177,14 @@ class Pipeline:
                 self.board.settle(ticket, fit.credit)
             exchange.shaped = shaped = fit.shaped
             assert shaped is not None
-            try:
-                if shaped.route is TEXT:
-                    await self._check_schema(server, shaped.request)
-                payload = fit.payload
-                if claim is not None:
-                    payload = self._placed(exchange, ticket, claim, payload)
-                response = await self._client.post(server, shaped.route, payload)
-            except DeckError as error:
-                _blame(error, shaped.request)
-                raise
-            try:
-                await self._forward(exchange, server, shaped, response, take)
-            finally:
-                response.close()
+            payload = fit.payload
+            if claim is not None:
+                payload = self._placed(exchange, ticket, claim, payload)
+            if isinstance(server, Remote):
+                affinity = affinity_of(exchange) if server.has_choice else None
+                await server.use(affinity, lambda use: self._send(exchange, use.server, shaped, payload, take, use))
+            else:
+                await self._send(exchange, server, shaped, payload, take)
         finally:
             self.board.release(ticket, server)
 
@@ -199,15 +195,36 @@ class Pipeline:
         slot = self.board.slot(ticket)
         return payload if slot is None else b'%b,"id_slot":%d}' % (payload[:-1], slot)
 
+    async def _send(
+        self, exchange: Exchange, server: Server, shaped: Shaped, payload: bytes, take: Taker, use: Use | None = None
+    ) -> DeckError | None:
+        """Post a request to one server and hand on its answer; return the error that this ended in, if any."""
+        if use is not None:
+            exchange.note_backend(use.server.url)
+        try:
+            if shaped.route is TEXT:
+                await self._check_schema(server, shaped.request)
+            response = await self._client.post(server, shaped.route, payload)
+        except DeckError as error:
+            _blame(error, shaped.request)
+            raise
+        if use is not None:
+            use.begun()
+        try:
+            return await self._forward(exchange, server, shaped, response, take)
+        finally:
+            response.close()
+
     async def _forward(
         self, exchange: Exchange, server: Server, shaped: Shaped, response: RawResponse, take: Taker
-    ) -> None:
+    ) -> DeckError | None:
         assert exchange.profile is not None
         assert exchange.parsed is not None
         decoder = shaped.decoder(exchange.seed, exchange.profile)
         filtered = filter_of(shaped, exchange)
         thoughts = ThoughtCounter() if exchange.parsed.needs.reasoning_tokens else None
         has_begun = False
+        events: list[Event] | None = None
         while not decoder.finished:
             try:
                 chunk = response.take()
@@ -216,7 +233,7 @@ class Pipeline:
                 events = decoder.feed(chunk) if chunk else decoder.end()
             except httpx.HTTPError as exc:
                 decoder.finished = True
-                events = [Failed(await self._client.broken(server, exc))]
+                events = [await self._broken(server, exc, has_bytes=events is not None)]
             if filtered is not None and shaped.family is not None:
                 events = call_plugin(shaped.family.name, filtered_by, filtered, events)
             if thoughts is not None:
@@ -230,12 +247,22 @@ class Pipeline:
             waiting = take(events)
             if waiting is not None:
                 await waiting
-            if isinstance(events[-1], Failed):
-                return
+            last = events[-1]
+            if isinstance(last, Failed):
+                return last.error
         if decoder.cut_call and exchange.parsed.request.stream and decoder.cut_call != shaped.answer_tool:
             note_cut(exchange, decoder.cut_call, "its beginning stands", "tool_calls")
         if not response.is_complete:
             await self._client.settle(response)
+        return None
+
+    async def _broken(self, server: Server, exc: httpx.HTTPError, *, has_bytes: bool) -> Failed:
+        """Return the end of an answer that broke off; where no byte of it came, another server may be asked."""
+        error = await self._client.broken(server, exc)
+        if not has_bytes:
+            raise error from exc
+        error.__cause__ = MidAnswer()
+        return Failed(error)
 
     async def _fetch_images(self, exchange: Exchange) -> None:
         """Put images in the place of their URLs, unless the model is known to take none."""
@@ -297,6 +324,18 @@ class Pipeline:
 
     async def _counted(self, exchange: Exchange, server: Server) -> int:
         shaped = self._shaper.shape(exchange, server.facts)
+        if not isinstance(server, Remote):
+            return await self._count_on(server, shaped)
+        found = 0
+
+        async def count(use: Use) -> None:
+            nonlocal found
+            found = await self._count_on(use.server, shaped)
+
+        await server.use(affinity_of(exchange) if server.has_choice else None, count)
+        return found
+
+    async def _count_on(self, server: Server, shaped: Shaped) -> int:
         if isinstance(shaped.request, TextRequest):
             prompt = shaped.request.prompt
             return (

@@ -213,8 +213,8 @@ async def _running(
 
 
 def _starting(profile: Profile) -> str:
-    if profile.server.url is not None:
-        return f"asking {profile.server.url}"
+    if profile.server.is_remote:
+        return f"asking {', '.join(profile.server.addresses)}"
     return f"starting {profile.id}" + (f", downloading {profile.server.hf} if need be" if profile.server.hf else "")
 
 

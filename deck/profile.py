@@ -40,6 +40,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_MOST_URLS = 64
 _HF = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 
 
@@ -97,6 +98,16 @@ Compatibility = Literal["strict", "lenient"]
 Kind = Literal["chat", "embedding", "rerank", "image", "speech", "transcription"]
 
 
+def _server_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be http://host:port or https://host:port, with an optional path prefix")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("must hold no user, query or fragment; a key goes into the variable of api_key_env")
+    _ = parts.port  # raises ValueError where it is no port
+    return value.rstrip("/")
+
+
 class Table(BaseModel):
     """What every table of a file has in common: unknown keys are errors, values never change."""
 
@@ -104,7 +115,7 @@ class Table(BaseModel):
 
 
 class ServerSettings(Table):
-    """`[server]`: the llama-server that serves the model; exactly one of `model`, `hf` and `url`."""
+    """`[server]`: the llama-server that serves the model; exactly one of `model`, `hf`, `url` and `urls`."""
 
     model: Path | None = Field(
         default=None, description="GGUF file; ${VAR} is expanded, relative to the profile's directory"
@@ -113,18 +124,31 @@ class ServerSettings(Table):
     url: str | None = Field(
         default=None, description="a llama-server that runs elsewhere, http(s)://host:port[/prefix]"
     )
-    api_key_env: str | None = Field(default=None, description="variable that holds the key of `url`")
+    urls: tuple[str, ...] = Field(
+        default=(),
+        max_length=_MOST_URLS,
+        description="several of one model; Deck chooses one for each request",
+    )
+    api_key_env: str | None = Field(default=None, description="variable that holds the key of `url` or `urls`")
     binary: str | None = Field(default=None, description="llama-server to use, a path or a name on PATH")
     ctx_size: Annotated[StrictInt, Field(ge=0)] | None = Field(
         default=None, description="tokens, over all slots together"
     )
-    parallel: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(default=1, description="slots; for `url` 0 = no limit")
+    parallel: Annotated[StrictInt, Field(ge=0, le=1024)] = Field(
+        default=1, description="slots, of each server; elsewhere 0 = no limit"
+    )
     args: tuple[str, ...] = Field(default=(), description="further llama-server arguments")
     env: Frozen[str] = Field(default_factory=_nothing, repr=False, description="further environment of the process")
     ttl: Seconds = Field(default=900.0, description="idle time after which the model is unloaded; 0 = never")
     memory: Size | None = Field(default=None, description="what the process takes")
     load_timeout: Seconds = Field(default=600.0, gt=0, description="time to load")
     stall_timeout: Seconds = Field(default=300.0, gt=0, description="longest silence of a running answer")
+    health_interval: Seconds = Field(
+        default=5.0,
+        ge=0.1,
+        le=300,
+        description="about how often a server elsewhere is asked whether it is well",
+    )
     load_to_count: StrictBool = Field(default=False, description="a request that only counts tokens may load the model")
     log_lines: Annotated[StrictInt, Field(ge=1, le=1000)] = Field(
         default=20, description="last log lines shown in errors"
@@ -133,7 +157,8 @@ class ServerSettings(Table):
     @model_validator(mode="before")
     @classmethod
     def _unbounded_when_remote(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("url") is not None and "parallel" not in values:
+        is_remote = isinstance(values, dict) and (values.get("url") is not None or values.get("urls"))
+        if is_remote and "parallel" not in values:
             return {**values, "parallel": 0}
         return values
 
@@ -147,31 +172,44 @@ class ServerSettings(Table):
     @field_validator("url")
     @classmethod
     def _is_server(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be http://host:port or https://host:port, with an optional path prefix")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("must hold no user, query or fragment; a key goes into the variable of api_key_env")
-        _ = parts.port  # raises ValueError where it is no port
-        return value.rstrip("/")
+        return None if value is None else _server_url(value)
+
+    @field_validator("urls")
+    @classmethod
+    def _are_servers(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        found = tuple(_server_url(value) for value in values)
+        twice = next((url for url in found if found.count(url) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} stands there twice")
+        return found
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in ("model", "hf", "url") if getattr(self, name) is not None]
+        given = [name for name in ("model", "hf", "url", "urls") if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError(f"exactly one of model, hf and url is needed, not {' and '.join(given) or 'none'}")
-        if self.url is None:
+            raise ValueError(f"exactly one of model, hf, url and urls is needed, not {' and '.join(given) or 'none'}")
+        if not self.is_remote:
             if self.api_key_env is not None:
                 raise ValueError("api_key_env belongs to url; a server that Deck starts gets a key of its own")
+            if "health_interval" in self.model_fields_set:
+                raise ValueError("health_interval belongs to url; the process of any other server is watched")
             if self.parallel == 0:
                 raise ValueError("parallel must be at least 1; 0 = no limit is for url only")
             return self
         local = [name for name in ("binary", "args", "env", "memory") if name in self.model_fields_set]
         if local:
-            raise ValueError(f"{', '.join(local)}: not with url, Deck does not start that server")
+            raise ValueError(f"{', '.join(local)}: not with {given[0]}, Deck does not start that server")
         return self
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model is served elsewhere."""
+        return self.url is not None or bool(self.urls)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The URLs of all servers elsewhere, none where Deck starts the server."""
+        return self.urls if self.url is None else (self.url,)
 
 
 class Schedule(Table):
@@ -257,7 +295,7 @@ class Profile(Table):
     def serves(self) -> str:
         """What `[server]` names: the repository, the address, or the model's file without its directory."""
         server = self.server
-        return server.hf or server.url or (server.model.name if server.model is not None else "")
+        return server.hf or " ".join(server.addresses) or (server.model.name if server.model is not None else "")
 
     @property
     def measured(self) -> Measured | None:
@@ -374,11 +412,12 @@ def _resolve(server: Any, directory: Path, environ: Mapping[str, str]) -> None:
     for key in ("model", "binary", "url"):
         if isinstance(server.get(key), str):
             server[key] = _expanded(server[key], f"server.{key}", environ)
-    if isinstance(server.get("args"), list):
-        server["args"] = [
-            _expanded(item, f"server.args.{number}", environ) if isinstance(item, str) else item
-            for number, item in enumerate(server["args"])
-        ]
+    for key in ("args", "urls"):
+        if isinstance(server.get(key), list):
+            server[key] = [
+                _expanded(item, f"server.{key}.{number}", environ) if isinstance(item, str) else item
+                for number, item in enumerate(server[key])
+            ]
     if isinstance(server.get("model"), str) and server["model"]:
         server["model"] = str(directory / Path(server["model"]).expanduser())
     binary = server.get("binary")

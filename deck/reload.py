@@ -9,7 +9,11 @@ from deck.catalog import Catalog
 from deck.profile import Profile
 
 # Keys of `[server]` that do not reach the process or the address: a running server goes on under new ones.
-_NOT_LAUNCHED = frozenset({"ttl", "memory", "load_timeout", "stall_timeout", "log_lines", "load_to_count"})
+_NOT_LAUNCHED = frozenset(
+    {"ttl", "memory", "load_timeout", "stall_timeout", "log_lines", "load_to_count", "health_interval"}
+)
+# Of several servers elsewhere some may come and go while the others go on.
+_OF_SEVERAL = frozenset({"urls", "parallel"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,5 +65,6 @@ def compare(old: Catalog, new: Catalog) -> Change:
 
 def launch_of(profile: Profile) -> dict[str, Any]:
     """Return all of a profile that its server is started by; the file's directory is that of the process."""
-    server = profile.server.model_dump(exclude=set(_NOT_LAUNCHED))
+    left_out = _NOT_LAUNCHED | _OF_SEVERAL if profile.server.urls else _NOT_LAUNCHED
+    server = profile.server.model_dump(exclude=set(left_out))
     return {**server, "directory": str(profile.source.absolute().parent), "kind": profile.kind}

@@ -55,7 +55,7 @@ class Router:
         exchange.record = record = self._reclaimed(exchange, request, now) if switches.tools else None
         exchange.lane = lane = route_decide(needs_of(request, profile, continues=record is not None), switches)
         server = profile.server
-        if server.url is None and server.parallel == 1:
+        if not server.is_remote and server.parallel == 1:
             return
         exchange.session = exchange.session or session_of_body(body)
         alone = lane is Lane.SERIAL and (record is not None or bool(exchange.session))
@@ -111,8 +111,18 @@ class Router:
     def _gives_out(self, profile: Profile) -> bool:
         """Tell whether Deck says which slot an exchange gets: nobody but Deck uses the server."""
         server = profile.server
-        is_own = server.url is None and server.parallel > 1 and profile.kind == "chat"
+        is_own = not server.is_remote and server.parallel > 1 and profile.kind == "chat"
         return is_own and self._affinity.slots and _UNIFIED.isdisjoint(server.args)
+
+
+def affinity_of(exchange: Exchange) -> str:
+    """Return the key of an exchange's conversation, for servers that each have a cache of their own."""
+    if exchange.record is not None:
+        return exchange.record.conversation.hex()
+    if exchange.claim is not None:
+        return exchange.claim.conversation.hex()
+    assert exchange.parsed is not None
+    return beginning_of(exchange.parsed.request, exchange.principal.name, exchange.session).whole.hex()
 
 
 def needs_of(request: Request, profile: Profile, *, continues: bool = False) -> RouteNeeds:

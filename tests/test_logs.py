@@ -103,6 +103,8 @@ def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> No
         {"model": "hunter2canary", "prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
         {"outcome": "client gone", "duration": 0.00004, "queued": 1e-9, "notes": ()},
         {"left_lane": "static"},
+        {"replica": "http://a:8080"},
+        {"replica": "http://a:8080/hunter2canary", "retries": 2},
         {"notes": (("changed", "rescued_call"), ("changed", "rescued_call"), ("changed", "cut_call"))},
     ],
 )

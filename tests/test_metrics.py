@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deck import json
-from deck.contracts import ExchangeRecord, Observer, ServerState
+from deck.contracts import ExchangeRecord, Observer, Replica, ReplicaState, ServerState
 from deck.errors import ErrorKind
 from deck.metrics import Metrics
 from deck.scheduler.lanes import Lane
@@ -133,6 +133,21 @@ def test_labels_stay_in_closed_sets(metrics: Metrics) -> None:
     assert value(metrics, "deck_tokens_total", model="other", direction="prompt") == 5100
     assert value(metrics, "deck_request_notes_total", surface="other", kind="ignored", field="other") == 50
     assert value(metrics, "deck_load_seconds_count", model="other") == 50
+
+
+def test_servers_passed_over_are_counted_by_model(metrics: Metrics) -> None:
+    for model, retries in ((RECORD.model, 2), (RECORD.model, 0), (RECORD.model, 1), ("nobody", 4)):
+        metrics.observe(record(model=model, retries=retries, replica="http://a:1"))
+    assert value(metrics, "deck_replica_retries_total", model=RECORD.model) == 3
+    assert value(metrics, "deck_replica_retries_total", model="other") == 4
+
+
+def test_several_servers_of_a_model_are_read_at_each_scrape(metrics: Metrics) -> None:
+    metrics.watch_replicas(lambda: {"demo": [Replica(url="http://a:1", state=ReplicaState.DOWN, running=2)]})
+    labels = {"model": "demo", "replica": "http://a:1"}
+    assert value(metrics, "deck_replica_running", **labels) == 2
+    states = {state: value(metrics, "deck_replica_state", state=state.value, **labels) for state in ReplicaState}
+    assert states == {state: float(state is ReplicaState.DOWN) for state in ReplicaState}
 
 
 def test_failing_observers_are_counted_by_a_bounded_name(metrics: Metrics) -> None:

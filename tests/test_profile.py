@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,16 @@ def test_the_defaults(load: Load) -> None:
     assert load('id = "a"\n[server]\nurl = "http://h:1/p/"').server.parallel == 0
 
 
+def test_several_servers_are_told_from_one(load: Load) -> None:
+    several = load('id = "a"\n[server]\nurls = ["http://${MODELS}:1/", "http://b:2/p"]')
+    assert several.server.urls == several.server.addresses == ("http://gguf:1", "http://b:2/p")
+    assert several.server.is_remote
+    assert (several.server.parallel, several.server.health_interval) == (0, 5.0)
+    assert several.serves == "http://gguf:1 http://b:2/p"
+    assert load('id = "a"\n[server]\nurl = "http://h:1"').server.addresses == ("http://h:1",)
+    assert load('id = "a"\n[server]\nmodel = "x"').server.addresses == ()
+
+
 def test_a_profile_never_changes(load: Load) -> None:
     profile = load(_WHOLE)
     with pytest.raises(ValidationError):
@@ -112,8 +123,8 @@ _FAULTS = {
     'id = "a"\n' + _LOCAL + 'ttl = "3 weeks"': 'server.ttl: not a duration; write "30s", "15m", "1h30m" or "0"',
     'id = "a"\n' + _LOCAL + 'memory = "much"': "server.memory: not a size;",
     'id = "a"\n' + _LOCAL + 'api_key_env = "K"': "server: api_key_env belongs to url;",
-    'id = "a"\n' + _LOCAL + 'hf = "o/r"': "server: exactly one of model, hf and url is needed, not model and hf",
-    'id = "a"\n[server]': "server: exactly one of model, hf and url is needed, not none",
+    'id = "a"\n' + _LOCAL + 'hf = "o/r"': "server: exactly one of model, hf, url and urls is needed, not model and hf",
+    'id = "a"\n[server]': "server: exactly one of model, hf, url and urls is needed, not none",
     'id = "a"': "server: is required",
     'id = "a"\nserver = 3': "server: must be a table",
     'id = "a b"\n' + _LOCAL: "id: may hold letters, digits",
@@ -128,6 +139,13 @@ _FAULTS = {
     'id = "a"\n[server]\nurl = "http://u:p@x"': "server.url: must hold no user, query or fragment",
     'id = "a"\n[server]\nurl = "http://x:99999"': "server.url: Port out of range",
     'id = "a"\n[server]\nurl = "http://x"\nargs = ["-x"]': "server: args: not with url",
+    'id = "a"\n[server]\nurls = ["http://x"]\nargs = ["-x"]': "server: args: not with urls",
+    'id = "a"\n[server]\nurls = ["http://x", "ftp://y"]': "server.urls: must be http://host:port",
+    'id = "a"\n[server]\nurls = ["http://x", "http://x/"]': "server.urls: http://x stands there twice",
+    'id = "a"\n[server]\nurls = []': "server: exactly one of model, hf, url and urls is needed, not none",
+    'id = "a"\n[server]\nurls = ["http://x"]\nurl = "http://x"': "not url and urls",
+    'id = "a"\n[server]\nurls = ["http://${NOPE}"]': "server.urls.0: the environment variable NOPE is not set",
+    'id = "a"\n' + _LOCAL + 'health_interval = "1s"': "server: health_interval belongs to url",
     'id = "a"\nfamily = \n': "(at line 2, column 10)",
 }
 
@@ -195,3 +213,10 @@ def test_unknown_sampling_names_are_found_in_every_table(load: Load) -> None:
 def test_a_secret_in_env_is_not_shown() -> None:
     settings = ServerSettings(model=Path("x"), env={"TOKEN": "hidden-value"})
     assert "hidden-value" not in repr(settings)
+
+
+def test_whether_a_server_is_elsewhere_is_asked_in_one_way() -> None:
+    """`url` is None for `urls` too."""
+    sources = [path for path in (Path(__file__).parents[1] / "deck").rglob("*.py") if path.name != "profile.py"]
+    found = [path.name for path in sources if re.search(r"\burl is (not )?None", path.read_text(encoding="utf-8"))]
+    assert found == []

@@ -187,3 +187,17 @@ def test_the_route_reloads_for_operators_and_tells_what_is_wrong(changing: Chang
     assert "nothing is reloaded" in error_of(send("POST", "/deck/reload"), 400)["message"]
     _, plain = changing.running.tokens.create("plain")
     error_of(send("POST", "/deck/reload", token=plain), 403)
+
+
+def several(*urls: str, **server: Any) -> Profile:
+    return Profile.model_validate({"id": "a", "server": {"urls": list(urls), **server}})
+
+
+def test_servers_elsewhere_come_and_go_without_a_relaunch() -> None:
+    old = several("http://a:1", "http://b:1", parallel=2)
+    assert changed(old, several("http://b:1", "http://c:1", parallel=4)).changed == ("a",)
+    assert changed(old, several("http://a:1", "http://b:1", parallel=2, health_interval="9s")).changed == ("a",)
+    assert changed(old, several("http://a:1", parallel=2, api_key_env="KEY")).relaunched == ("a",)
+    one = Profile.model_validate({"id": "a", "server": {"url": "http://a:1", "parallel": 2}})
+    assert changed(old, one).relaunched == ("a",)
+    assert changed(one, old).relaunched == ("a",)

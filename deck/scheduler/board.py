@@ -9,10 +9,11 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, assert_never
 
-from deck.contracts import Launcher, Server, ServerState
+from deck.contracts import Launcher, Replica, Replicated, Server, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
 from deck.scheduler.policy import Policy
@@ -85,6 +86,18 @@ class Board:
     def server(self, profile: str) -> Server | None:
         """Return the profile's server if there is one, for reading only."""
         return self._servers.get(profile)
+
+    def replicas(self) -> Mapping[str, Sequence[Replica]]:
+        """Return how each of several servers is, of each model that has several and was ever wanted."""
+        found = {name: server.replicas() for name, server in self._servers.items() if isinstance(server, Replicated)}
+        return {name: replicas for name, replicas in found.items() if replicas}
+
+    def slots(self, profile: str) -> int | None:
+        """Return how many exchanges a profile's server takes at a time, None = there is none, or it does not say."""
+        server = self._servers.get(profile)
+        if server is None:
+            return None
+        return (isinstance(server, Replicated) and server.slots) or server.facts.slots
 
     def running(self, profile: str) -> int:
         """Return how many exchanges use a profile's server."""
@@ -178,7 +191,7 @@ class Board:
         memory, measured = self._memory_of(profile), self._measured.get(profile.id, 0)
         model = Model(
             name=profile.id,
-            is_local=profile.server.url is None,
+            is_local=not profile.server.is_remote,
             memory=memory if memory is None or profile.server.memory is not None else max(memory, measured),
             group=schedule.group,
             is_pinned=schedule.pinned,
@@ -289,10 +302,13 @@ class Board:
         try:
             server = self._launcher_of(profile).launch(profile)
             self._servers[name] = server
+            if isinstance(server, Replicated):
+                server.on_slots = partial(self._resize, name, server)
             await server.start()
         except DeckError as exc:
             _log.warning("model %s did not start: %s", name, exc.message)
-            was_run = exc.should_retry is not False
+            # Servers elsewhere may come up at any time, and to ask them again is cheap.
+            was_run = exc.should_retry is not False and not profile.server.is_remote
             for_memory = _OUT_OF_MEMORY.search(exc.message) is not None
             self._execute(self._policy.failed(name, exc, loop.time(), for_memory=for_memory, was_run=was_run))
             return
@@ -307,6 +323,10 @@ class Board:
         pool, book = pool_of(server.profile, server.facts), self._book_of(server)
         self._execute(self._policy.started(name, _slots(server), loop.time(), pool=pool, book=book))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
+
+    def _resize(self, name: str, server: Server) -> None:
+        if self._servers.get(name) is server and not self._closing:
+            self._execute(self._policy.resized(name, _slots(server), asyncio.get_running_loop().time()))
 
     async def _watch_end(self, name: str, server: Server) -> None:
         await server.wait_ended()
@@ -411,6 +431,8 @@ class Admission:
 
 
 def _slots(server: Server) -> int:
-    if server.profile.server.url is not None:
+    if isinstance(server, Replicated):
+        return server.slots
+    if server.profile.server.is_remote:
         return server.profile.server.parallel or 0
     return server.facts.slots or server.profile.server.parallel or 1

@@ -159,6 +159,13 @@ class Policy:
             resident.since = resident.used = now
         return self._advance(now)
 
+    def resized(self, profile: str, slots: int, now: float) -> list[Command]:
+        """Note that a server that is ready has so many slots now; 0 = no bound. Whoever uses one keeps it."""
+        resident = self._residents.get(profile)
+        if resident is not None and resident.state != "starting":
+            resident.slots = slots
+        return self._advance(now)
+
     def failed(
         self, profile: str, error: DeckError, now: float, *, for_memory: bool = False, was_run: bool = True
     ) -> list[Command]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -13,12 +14,13 @@ from pathlib import Path
 
 from deck import engine
 from deck.config import Config
-from deck.contracts import Address
+from deck.contracts import Address, Replica
+from deck.errors import DeckError
 from deck.profile import Profile, nearest
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
 from deck.servers.journal import error_line
 from deck.servers.process import start_faults
-from deck.servers.remote import key_fault
+from deck.servers.remote import Remote, key_fault
 
 _HELP_TIMEOUT = 5.0
 _SHOWN = 100
@@ -28,9 +30,9 @@ _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return what would make the profile's server fail; each finding names the file and the remedy."""
-    if profile.server.url is not None:
+    if profile.server.is_remote:
         fault = key_fault(profile, environ)
-        return [f"{profile.server.url} {fault}"] if fault is not None else []
+        return [f"{', '.join(profile.server.addresses)} {fault}"] if fault is not None else []
     found = start_faults(profile)
     try:
         binary = find_binary(profile, config, environ.get("PATH"))
@@ -43,6 +45,23 @@ def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] =
     if binary.is_embedded and not unknown:
         return [*found, *_value_faults(profile, environ)]
     return [*found, *(_unknown(flag, known, binary, profile) for flag in unknown)]
+
+
+def replica_notes(profile: Profile, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Ask each of a profile's `urls`, for seconds at most, and return which cannot be used, and in what they differ."""
+    if not profile.server.urls or key_fault(profile, environ) is not None:
+        return []
+    found = asyncio.run(_asked(Remote(profile, environ)))
+    return [f"{item.url} {note}" for item in found for note in (item.reason, *item.differs) if note is not None]
+
+
+async def _asked(remote: Remote) -> list[Replica]:
+    with contextlib.suppress(DeckError):
+        await remote.start()
+    try:
+        return remote.replicas()
+    finally:
+        await remote.stop(grace=0)
 
 
 def _does_not_run(binary: Binary, status: int, lines: Sequence[str]) -> str:

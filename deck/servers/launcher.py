@@ -27,13 +27,13 @@ class LocalLauncher:
 
     def launch(self, profile: Profile) -> Server:
         """Return the server of the profile, not yet started."""
-        if profile.server.url is not None:
+        if profile.server.is_remote:
             return Remote(profile)
         return Process(profile, self._config, family_arguments=self._arguments(profile))
 
     def faulty(self, profile: Profile) -> Server | None:
         """Return the failed server of a profile that cannot start, None = it may; runs nothing."""
-        if profile.server.url is not None:
+        if profile.server.is_remote:
             return None
         server = Process(profile, self._config)
         return server if server.is_faulty() else None

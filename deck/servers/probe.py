@@ -35,14 +35,18 @@ class Probe:
         self._client = client
         self._prefix = prefix
         self.said = ""
+        self.status: int | None = None
+        self.was_late = False
 
     async def health(self) -> Health:
-        """Return its health; `said` then holds what was strange or why it is silent."""
+        """Return its health; `said` then holds what was strange or why it is silent, `was_late` if it took too long."""
         try:
             answer = await self._client.get(f"{self._prefix}/health")
         except httpx.HTTPError as exc:
             self.said = str(exc) or type(exc).__name__
+            self.was_late = isinstance(exc, httpx.TimeoutException)
             return Health.SILENT
+        self.status = answer.status_code
         self.said = f"GET {self._prefix}/health answered {answer.status_code}"
         if answer.status_code == httpx.codes.OK:
             return Health.READY
@@ -72,9 +76,12 @@ class Probe:
 
 
 @contextlib.asynccontextmanager
-async def probing(address: Address, key: str | None) -> AsyncIterator[Probe]:
-    """Open a client for one server."""
-    transport = httpx.AsyncHTTPTransport(uds=address.uds) if address.uds else httpx.AsyncHTTPTransport()
+async def probing(
+    address: Address, key: str | None, transport: httpx.AsyncBaseTransport | None = None
+) -> AsyncIterator[Probe]:
+    """Open a client for one server; the transport, httpx's own if none is given, is closed at the end."""
+    if transport is None:
+        transport = httpx.AsyncHTTPTransport(uds=address.uds) if address.uds else httpx.AsyncHTTPTransport()
     scheme = "https" if address.tls else "http"
     host = f"[{address.host}]" if ":" in address.host else address.host
     url = "http://localhost" if address.uds else f"{scheme}://{host}:{address.port}"

@@ -27,6 +27,7 @@ from deck.testing.frames import content, done, finish, role, text, text_end, usa
 
 _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
+_TURNS = 4
 _PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 503: "Service Unavailable"}
 
 
@@ -189,9 +190,11 @@ class FakeLlama:
         """Cut every connection and stop listening."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for _ in range(_TURNS):  # a connection that was just accepted is here some turns of the loop later
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            await asyncio.sleep(0)
         if self.socket:
             self.socket.unlink(missing_ok=True)
 
@@ -202,6 +205,8 @@ class FakeLlama:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer, gone))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+        # A task that is cancelled before its first step never comes to its own end.
+        task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gone: asyncio.Event) -> None:
         try:

@@ -10,15 +10,16 @@ from typing import Any
 import httpx
 
 from deck import __version__, json
-from deck.contracts import Address, Server, ServerState
+from deck.contracts import Replicated, Server, ServerState
 from deck.errors import DeckError, ErrorKind
-from deck.upstream.failures import upstream_error
+from deck.upstream.failures import Refusal, upstream_error
 from deck.upstream.transport import Prepared, RawResponse, Target, TimeLimits, Transport
 
 _ERROR_LIMIT = 1 << 20
 _ANSWER_LIMIT = 64 << 20
 _END_WAIT = 0.5
 _SETTLE = 1.0
+_MOST_KNOWN = 1024
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 _COUNT = "/v1/chat/completions/input_tokens"
@@ -57,7 +58,7 @@ class UpstreamClient:
                 response.close()
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
-        raise upstream_error(response.status, content)
+        raise upstream_error(response.status, content) from Refusal(response.status)
 
     def _prepared(self, server: Server, route: str) -> Prepared:
         known = self._known.get((id(server), route))
@@ -66,6 +67,8 @@ class UpstreamClient:
             if known.address is address or known.address == address:
                 return known.prepared
         known = _Known(server, route)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
         self._known[id(server), route] = known
         return known.prepared
 
@@ -138,9 +141,10 @@ class UpstreamClient:
 
     def forget(self, server: Server) -> None:
         """Close every connection to a server that is going away."""
-        self._transport.close_target(target_of(server.address))
-        for known in [known for known in self._known if known[0] == id(server)]:
-            del self._known[known]
+        for backend in (server, *(server.backends() if isinstance(server, Replicated) else ())):
+            self._transport.close_target(target_of(backend))
+            for known in [known for known in self._known if known[0] == id(backend)]:
+                del self._known[known]
 
 
 class _Known:
@@ -162,7 +166,7 @@ class _Known:
         if self.key:
             headers.append((b"authorization", b"Bearer " + self.key.encode()))
         limits = TimeLimits(connect=5.0, write=60.0, head=stall, read=stall)
-        self.prepared = Prepared(target_of(address), address.prefix + route, headers, limits)
+        self.prepared = Prepared(target_of(server), address.prefix + route, headers, limits)
 
 
 class Posted:
@@ -184,9 +188,11 @@ class Posted:
         await self._response.aclose()
 
 
-def target_of(address: Address) -> Target:
-    """Return the transport's form of an address."""
-    return Target(host=address.host, port=address.port, uds=address.uds, tls=address.tls)
+def target_of(server: Server) -> Target:
+    """Return where a server listens; two models that one server elsewhere serves share no connection."""
+    address, settings = server.address, server.profile.server
+    owner = server.profile.id if settings.is_remote else ""
+    return Target(host=address.host, port=address.port, uds=address.uds, tls=address.tls, owner=owner)
 
 
 async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
@@ -197,7 +203,7 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
         return DeckError(ErrorKind.UPSTREAM_TIMEOUT, message)
     if isinstance(exc, httpx.PoolTimeout):
         return DeckError(ErrorKind.RATE_LIMIT, f"too many connections to {name!r}; try again later", retry_after=5)
-    if server.profile.server.url is None:
+    if not server.profile.server.is_remote:
         # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(server.wait_ended(), _END_WAIT)

@@ -18,6 +18,18 @@ LONGEST_MESSAGE = 2000
 RETRY_AFTER = 5.0
 
 
+class Refusal(Exception):
+    """What stands behind the error of an answer whose status was not 200: the cause of a `DeckError`."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class MidAnswer(Exception):
+    """What stands behind the error of an answer that broke off after its first byte: the cause of a `DeckError`."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     kind: ErrorKind

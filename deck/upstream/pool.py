@@ -22,7 +22,8 @@ _DEFAULT_PORTS = {False: 80, True: 443}
 class Target(NamedTuple):
     """Where a server listens: a TCP port, or a UNIX socket when `uds` is given.
 
-    With an `address` no name is looked up; `host` is then what TLS verifies and what the server is told.
+    With an `address` no name is looked up; `host` is then what TLS verifies and what the server is told. Targets of
+    different `owner`s share no connection.
     """
 
     host: str = "127.0.0.1"
@@ -30,6 +31,7 @@ class Target(NamedTuple):
     uds: str | None = None
     tls: bool = False
     address: str | None = None
+    owner: str = ""
 
     @property
     def authority(self) -> str:

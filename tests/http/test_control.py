@@ -43,6 +43,7 @@ def test_every_model_is_listed_with_its_state(running: App) -> None:
         "reason": None,
         "failures": 0,
         "retry_in": None,
+        "replicas": [],
     }
 
 

@@ -8,6 +8,7 @@
     a1 takes 50                                                       what it was found to take, once it runs
     a1 arrives conversation=c holds alone=60 -> grant a1              what it says of its conversation
     a ready 2 book -> grant a1 in 0                                   Deck gives them out; grace 60 s, longest 1800 s
+    a slots 1                                                         some of its servers went or came back
     a1 ends | a1 leaves | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
     a fails | a fails memory | a fails unrun                          why it did not start
     a unload | a preload | a forgive | tick                           an operator's words, and time alone
@@ -78,7 +79,7 @@ class Play:
 
     @staticmethod
     def is_event(words: list[str]) -> bool:
-        return words[1] in ("ready", "fails", "stopped", "crashes", "idle", "unload", "preload", "forgive")
+        return words[1] in ("ready", "fails", "stopped", "crashes", "idle", "unload", "preload", "forgive", "slots")
 
     def set_policy(self, words: list[str]) -> None:
         names = {"queue": "queue_limit", "wait": "queue_wait", "tokens": "token_limit"}
@@ -97,7 +98,15 @@ class Play:
         match words:
             case ["tick"]:
                 return policy.expire(self.now)
-            case [who, "arrives", *rest]:
+            case [who, ("arrives" | "ends" | "takes" | "leaves") as what, *rest]:
+                return self.of_ticket(policy, who, what, rest)
+            case [name, what, *rest]:
+                return self.of_model(policy, name, what, rest)
+        raise AssertionError(f"no such event: {' '.join(words)}")
+
+    def of_ticket(self, policy: Policy, who: str, what: str, rest: list[str]) -> list[Command]:
+        match what, rest:
+            case "arrives", _:
                 members = dict(word.split("=") for word in rest if "=" in word)
                 self.tickets[who] = Ticket(
                     len(self.tickets),
@@ -109,30 +118,36 @@ class Play:
                     claim(rest, members),
                 )
                 return policy.arrive(self.tickets[who], self.now)
-            case [who, "ends"]:
+            case "ends", []:
                 return policy.release(self.tickets[who], self.now)
-            case [who, "takes", credit]:
+            case "takes", [credit]:
                 return policy.settle(self.tickets[who], int(credit), self.now)
-            case [who, "leaves"]:
+            case "leaves", []:
                 return policy.leave(self.tickets[who], self.now)
-            case [name, "ready", slots, *rest]:
-                pool = dict(word.split("=") for word in rest if "=" in word).get("pool")
-                book = SlotBook(int(slots), grace=60.0, longest=1800.0) if "book" in rest else None
+        raise AssertionError(f"no such event: {who} {what} {' '.join(rest)}")
+
+    def of_model(self, policy: Policy, name: str, what: str, rest: list[str]) -> list[Command]:
+        match what, rest:
+            case "ready", [slots, *more]:
+                pool = dict(word.split("=") for word in more if "=" in word).get("pool")
+                book = SlotBook(int(slots), grace=60.0, longest=1800.0) if "book" in more else None
                 return policy.started(name, int(slots), self.now, pool=int(pool) if pool else None, book=book)
-            case [name, "fails", *rest]:
+            case "fails", _:
                 error = DeckError(ErrorKind.UNAVAILABLE, "it ended")
                 return policy.failed(name, error, self.now, for_memory=rest == ["memory"], was_run=rest != ["unrun"])
-            case [name, "crashes"]:
+            case "slots", [slots]:
+                return policy.resized(name, int(slots), self.now)
+            case "crashes", []:
                 return policy.crashed(name, DeckError(ErrorKind.UPSTREAM, "it crashed"), self.now)
-            case [name, "forgive"]:
+            case "forgive", []:
                 policy.forgive(name)
                 return []
-            case [name, "preload"]:
+            case "preload", []:
                 return policy.preload(self.models.get(name, Model(name=name)), self.now)
-            case [name, ("stopped" | "idle" | "unload") as what]:
+            case (("stopped" | "idle" | "unload"), []):
                 found: list[Command] = getattr(policy, what)(name, self.now)
                 return found
-        raise AssertionError(f"no such event: {' '.join(words)}")
+        raise AssertionError(f"no such event: {name} {what} {' '.join(rest)}")
 
     def shown(self, command: Command) -> str:
         if isinstance(command, Grant | Refuse):

@@ -1,0 +1,402 @@
+"""Several llama-servers of one model that run elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deck.contracts import Facts, Replica, ReplicaState, Replicated, ServerState
+from deck.errors import DeckError, ErrorKind
+from deck.profile import Profile, ServerSettings
+from deck.servers.check import replica_notes
+from deck.servers.remote import Remote, Use, common_facts
+from deck.testing.fake_llama import Act, FakeLlama, Reply
+from deck.testing.frames import content, done, finish, role
+from deck.upstream.client import CHAT, UpstreamClient
+from deck.upstream.failures import MidAnswer
+from deck.upstream.transport import Transport
+
+UP, DOWN, LOADING = ReplicaState.UP, ReplicaState.DOWN, ReplicaState.LOADING
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def bounded(test: Test) -> Callable[..., None]:
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(20):
+                await test(*arguments, **named)
+
+        asyncio.run(main())
+
+    return run
+
+
+def profile_of(*urls: str, **keys: Any) -> Profile:
+    settings = {"health_interval": 0.1, **keys}
+    return Profile(id="far", server=ServerSettings(urls=urls, **settings), source=Path("far.toml"))
+
+
+async def until(claim: Callable[[], Any]) -> None:
+    while not claim():
+        await asyncio.sleep(0.01)
+
+
+def states(remote: Remote) -> list[ReplicaState]:
+    return [item.state for item in remote.replicas()]
+
+
+@contextlib.asynccontextmanager
+async def running(*urls: str, **keys: Any) -> AsyncIterator[Remote]:
+    remote = Remote(profile_of(*urls, **keys), {})
+    await remote.start()
+    try:
+        yield remote
+    finally:
+        await remote.stop(grace=0)
+
+
+@contextlib.asynccontextmanager
+async def fakes(count: int, **options: Any) -> AsyncIterator[list[FakeLlama]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(FakeLlama(**options)) for _ in range(count)]
+
+
+@contextlib.asynccontextmanager
+async def upstream() -> AsyncIterator[UpstreamClient]:
+    async with Transport() as transport:
+        yield UpstreamClient(transport)
+
+
+async def chat(client: UpstreamClient, remote: Remote, affinity: str | None = None) -> str:
+    """Post a chat to one of the servers; return its URL."""
+    used: list[str] = []
+
+    async def work(use: Use) -> DeckError | None:
+        used.append(use.server.url)
+        async with client.ask(use.server, CHAT, b"{}") as response:
+            use.begun()
+            await response.read()
+        return None
+
+    await remote.use(affinity, work)
+    return used[-1]
+
+
+def gone() -> str:
+    """Return the URL of a port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@bounded
+async def test_one_that_is_up_is_enough_to_start() -> None:
+    async with fakes(1) as (fake,), running(gone(), fake.url, parallel=2) as remote:
+        assert isinstance(remote, Replicated)
+        assert states(remote) == [DOWN, UP]
+        assert remote.state is ServerState.READY
+        assert remote.slots == 2
+        assert remote.address.port == fake.port
+        shown = remote.replicas()[0]
+        assert "cannot be reached" in (shown.reason or "")
+        assert shown.retry_in is not None
+
+
+@bounded
+async def test_one_that_swallows_connections_holds_nobody_up() -> None:
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):  # its queue is full now: whoever comes gets no answer at all
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(hole.getsockname())
+            url = f"http://127.0.0.1:{hole.getsockname()[1]}"
+            began = asyncio.get_running_loop().time()
+            async with fakes(1) as (good,), running(url, good.url) as remote, upstream() as client:
+                assert asyncio.get_running_loop().time() - began < 4
+                assert states(remote) == [DOWN, UP]
+                assert {await chat(client, remote, f"talk {number}") for number in range(9)} == {good.url}
+
+
+@bounded
+async def test_none_that_is_up_is_said_of_each() -> None:
+    async with fakes(1, unhealthy=9) as (loading,):
+        dead = gone()
+        remote = Remote(profile_of(dead, loading.url), {})
+        with pytest.raises(DeckError) as caught:
+            await remote.start()
+        message = caught.value.message
+        assert f"{dead} cannot be reached" in message
+        assert f"{loading.url} is loading its model" in message
+        assert caught.value.kind is ErrorKind.UNAVAILABLE
+        assert caught.value.retry_after is not None
+
+
+@bounded
+async def test_one_that_goes_and_comes_back_is_noticed_by_asking() -> None:
+    changes: list[int] = []
+    async with fakes(2) as (first, second), running(first.url, second.url, parallel=3) as remote:
+        remote.on_slots = lambda: changes.append(remote.slots)
+        assert remote.slots == 6
+        await second.stop()
+        await until(lambda: states(remote) == [UP, DOWN])
+        assert remote.slots == 3
+        async with FakeLlama(port=second.port, n_ctx=1024, unhealthy=2):
+            await until(lambda: states(remote) == [UP, LOADING])
+            await until(lambda: states(remote) == [UP, UP])
+            await until(lambda: remote.facts.context == 1024)
+            await until(lambda: changes[:2] == [3, 6])
+
+
+@bounded
+async def test_it_is_asked_no_more_once_it_is_stopped() -> None:
+    async with fakes(1) as (fake,):
+        async with running(fake.url) as remote:
+            await until(lambda: len(fake.requests) > 5)
+        count = len(fake.requests)
+        assert remote.state is ServerState.STOPPED
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await until(lambda: len(fake.requests) > count)
+
+
+@bounded
+async def test_all_down_is_refused_at_once_with_reasons() -> None:
+    async with fakes(2) as (first, second), running(first.url, second.url) as remote, upstream() as client:
+        await first.stop()
+        await second.stop()
+        await until(lambda: states(remote) == [DOWN, DOWN])
+        assert remote.state is ServerState.FAILED
+        assert remote.slots == 0
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(DeckError) as caught:
+            await chat(client, remote)
+        assert asyncio.get_running_loop().time() - began < 0.2
+        assert caught.value.kind is ErrorKind.UNAVAILABLE
+        assert first.url in caught.value.message
+        assert second.url in caught.value.message
+        assert (caught.value.retry_after or 0) >= 1
+        assert remote.reason == caught.value.message
+
+
+@bounded
+async def test_another_is_asked_where_the_first_refuses_the_connection() -> None:
+    async with (
+        fakes(2) as (first, second),
+        upstream() as client,
+        running(first.url, second.url, health_interval=300) as remote,
+    ):
+        await first.stop()
+        assert {await chat(client, remote) for _ in range(6)} == {second.url}
+        await until(lambda: states(remote) == [DOWN, UP])
+
+
+@bounded
+async def test_a_conversation_stays_where_it_is_and_new_ones_are_spread() -> None:
+    async with fakes(3) as three, running(*(fake.url for fake in three)) as remote, upstream() as client:
+        first = {f"talk {number}": await chat(client, remote, f"talk {number}") for number in range(30)}
+        again = {name: await chat(client, remote, name) for name in first}
+        assert first == again
+        assert all(count >= 3 for count in Counter(first.values()).values())
+        assert len(set(first.values())) == 3
+
+
+@bounded
+async def test_two_without_shared_state_choose_alike() -> None:
+    async with fakes(3) as three, upstream() as client:
+        urls = [fake.url for fake in three]
+        async with running(*urls) as one, running(*reversed(urls)) as other:
+            for number in range(20):
+                assert await chat(client, one, f"talk {number}") == await chat(client, other, f"talk {number}")
+
+
+@bounded
+async def test_a_conversation_moves_when_its_server_goes_and_stays_there() -> None:
+    async with fakes(2) as two, running(*(fake.url for fake in two)) as remote, upstream() as client:
+        home = await chat(client, remote, "talk")
+        dying = next(fake for fake in two if fake.url == home)
+        await dying.stop()
+        moved = await chat(client, remote, "talk")
+        assert moved != home
+        async with FakeLlama(port=dying.port):
+            await until(lambda: states(remote) == [UP, UP])
+            assert await chat(client, remote, "talk") == moved
+
+
+@bounded
+async def test_what_differs_is_said_and_the_least_context_counts() -> None:
+    async with (
+        FakeLlama(alias="a", n_ctx=8192) as first,
+        FakeLlama(alias="b", n_ctx=4096) as second,
+        running(first.url, second.url) as remote,
+    ):
+        assert remote.facts.context == 4096
+        one, other = remote.replicas()
+        assert one.differs == ()
+        assert [text.partition(",")[0] for text in other.differs] == [
+            "it serves 'b'",
+            "it has 4096 tokens of context per slot",
+        ]
+        assert other.model == "b"
+
+
+def test_what_holds_of_all_is_the_least_and_what_all_can() -> None:
+    one = Facts(context=8, slots=4, modalities={"vision": True}, template="t", template_caps={"tools": True})
+    other = Facts(context=4, slots=None, modalities={"vision": False}, template="u", template_caps={})
+    assert common_facts([one, one]) is one
+    merged = common_facts([one, other])
+    assert (merged.context, merged.slots, merged.template) == (4, 4, "t")
+    assert merged.modalities == {"vision": False}
+    assert merged.template_caps == {"tools": True}
+
+
+@bounded
+async def test_a_key_is_sent_to_all() -> None:
+    async with fakes(2, api_key="k") as two:
+        remote = Remote(profile_of(*(fake.url for fake in two), api_key_env="KEY"), {"KEY": "k"})
+        await remote.start()
+        assert states(remote) == [UP, UP]
+        assert remote.key == "k"
+        await remote.stop(grace=0)
+        remote = Remote(profile_of(*(fake.url for fake in two), api_key_env="KEY"), {"KEY": "wrong"})
+        with pytest.raises(DeckError, match="401"):
+            await remote.start()
+
+
+@bounded
+async def test_other_urls_are_taken_while_it_runs() -> None:
+    async with (
+        fakes(3) as (first, second, third),
+        upstream() as client,
+        running(first.url, second.url, parallel=2) as remote,
+    ):
+        changes: list[int] = []
+        remote.on_slots = lambda: changes.append(remote.slots)
+        remote.profile = profile_of(second.url, third.url, first.url, parallel=3)
+        await until(lambda: states(remote) == [UP, UP, UP])
+        assert remote.slots == 9
+        await until(lambda: changes[-1] == 9)
+        remote.profile = profile_of(third.url)
+        assert {await chat(client, remote, f"talk {number}") for number in range(5)} == {third.url}
+        asked = len(first.requests)
+        await until(lambda: len(third.requests) > 12)
+        assert len(first.requests) <= asked + 1
+
+
+@bounded
+async def test_a_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that comes back has its name and another address."""
+    where, real = ["127.0.0.2"], socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        return real(where[0] if host == "llama-0.llama" else host, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with upstream() as client, FakeLlama(host="127.0.0.2") as pod:
+        url = f"http://llama-0.llama:{pod.port}"
+        async with running(url) as remote:
+            assert await chat(client, remote) == url
+            await pod.stop()
+            await until(lambda: states(remote) == [DOWN])
+            where[0] = "127.0.0.3"
+            async with FakeLlama(host="127.0.0.3", port=pod.port) as anew:
+                await until(lambda: states(remote) == [UP])
+                assert await chat(client, remote) == url
+                assert len(anew.chats) == 1
+
+
+def test_check_says_who_cannot_be_used_and_what_differs() -> None:
+    async def main() -> tuple[str, list[str]]:
+        async with FakeLlama(alias="a") as first, FakeLlama(alias="b") as second:
+            dead = gone()
+            profile = profile_of(first.url, second.url, dead)
+            return dead, await asyncio.to_thread(replica_notes, profile, {})
+
+    dead, notes = asyncio.run(main())
+    assert len(notes) == 2
+    assert "it serves 'b', the first 'a'" in notes[0]
+    assert notes[1].startswith(f"{dead} cannot be reached")
+
+
+def test_a_url_alone_is_shown_as_no_replica() -> None:
+    profile = Profile(id="far", server=ServerSettings(url="http://h"), source=Path("far.toml"))
+    shown: list[Replica] = Remote(profile, {}).replicas()
+    assert shown == []
+
+
+async def broken(client: UpstreamClient, remote: Remote) -> ErrorKind | None:
+    """Return the kind of the error that a chat ended in."""
+    try:
+        await chat(client, remote)
+    except DeckError as error:
+        return error.kind
+    return None
+
+
+@bounded
+async def test_one_that_falls_silent_is_left_alone_though_it_says_that_it_is_well() -> None:
+    never = Reply(before_headers=asyncio.Event())
+    async with (
+        FakeLlama([never]) as deaf,
+        fakes(1) as (good,),
+        upstream() as client,
+        running(deaf.url, good.url, stall_timeout=0.05, health_interval=30) as remote,
+    ):
+        kinds = [await broken(client, remote) for _ in range(20)]
+        assert kinds.count(ErrorKind.UPSTREAM_TIMEOUT) == 3, "nor tried elsewhere, for the time is up"
+        assert len(deaf.chats) == 3
+        shown = remote.replicas()[0]
+        assert shown.state is DOWN
+        assert "silent" in (shown.reason or "")
+        assert shown.failures == 3
+
+
+@bounded
+async def test_one_that_has_failed_is_tried_with_one_exchange() -> None:
+    gate = asyncio.Event()
+    breaks = Reply(steps=[role(), content("x"), Act.CLOSE])
+    replies = [breaks, breaks, breaks, Reply(steps=[gate, role(), content("x"), finish(), done()])]
+    async with FakeLlama(replies) as shaky, upstream() as client, running(shaky.url, health_interval=10) as remote:
+        backend = remote.backends()[0]
+        for _ in range(3):
+            await until(lambda: not backend.is_suspect)  # it is asked between them, and says that it is well
+            await said(client, remote)
+        await until(lambda: states(remote) == [ReplicaState.HALF_OPEN])
+        tried = asyncio.ensure_future(chat(client, remote))
+        await shaky.received(4)
+        with pytest.raises(DeckError) as caught:
+            await chat(client, remote)
+        assert caught.value.kind is ErrorKind.UNAVAILABLE
+        gate.set()
+        await tried
+        assert states(remote) == [UP]
+        assert len(shaky.chats) == 4
+
+
+async def said(client: UpstreamClient, remote: Remote) -> None:
+    """Post a chat whose answer breaks off after its first byte, as the pipeline tells of it."""
+
+    async def work(use: Use) -> DeckError | None:
+        async with client.ask(use.server, CHAT, b"{}") as response:
+            use.begun()
+            try:
+                await response.read()
+            except httpx.HTTPError as exc:
+                error = await client.broken(use.server, exc)
+                error.__cause__ = MidAnswer()
+                return error
+        return None
+
+    await remote.use(None, work)
