@@ -16,7 +16,7 @@ from deck.body import read_body
 from deck.canon.request import Part
 from deck.config import Config
 from deck.contracts import Facts, Surface
-from deck.control import Control
+from deck.control import Control, shown_load
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
@@ -157,8 +157,15 @@ class Admin:
         quarantined = {
             name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
         }
-        queue = {"waiting": board.depth, "exchanges": waiting}
-        return 200, {**self._metrics.snapshot(), "queue": queue, "servers": states, "quarantined": quarantined}
+        loading = {name: load for name in states if (load := shown_load(board, name)) is not None}
+        return 200, {
+            **self._metrics.snapshot(),
+            "queue": {"waiting": board.depth, "exchanges": waiting},
+            "servers": states,
+            "loading": loading,
+            "quarantined": quarantined,
+            "profiles_fault": self._control.profiles_fault(),
+        }
 
     async def _explain(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         query.read(scope)

@@ -13,6 +13,7 @@ from deck.http import Receive, Scope, normal_path
 from deck.pipeline import Pipeline
 from deck.profile import Profile
 from deck.reload import Change
+from deck.scheduler.board import Board
 
 Answer = tuple[int, Any]
 Handler = Callable[[Scope, Receive], Awaitable[Answer]]
@@ -24,17 +25,38 @@ _MOST_BYTES = 1 << 20
 _STOPPING = 10.0
 
 
+def shown_load(board: Board, model: str) -> dict[str, Any] | None:
+    """Return what a model that loads is doing, None = it does not load; seconds, and `done` from 0 to 1."""
+    found = board.doing(model)
+    if found is None:
+        return None
+    last = board.load_seconds(model)
+    return {
+        "line": found.line,
+        "done": found.share,
+        "seconds": round(found.seconds, 1),
+        "last_time": round(last, 1) if last is not None else None,
+    }
+
+
 class Control:
     """Serves the routes that change what runs; whoever routes has checked that the token is an admin's.
 
     Args:
         pipeline: holds the catalog and the board.
         reload: reads the profiles anew, or tells what would change.
+        profiles_fault: tells why the profiles as they are on disk are not in force, None = they are.
     """
 
-    def __init__(self, pipeline: Pipeline, reload: Callable[..., Change]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        reload: Callable[..., Change],
+        profiles_fault: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._pipeline = pipeline
         self._reload = reload
+        self.profiles_fault = profiles_fault
 
     def find(self, path: str) -> dict[str, Handler] | None:
         """Return the methods of a normal path, None = not a route of this module."""
@@ -67,7 +89,8 @@ class Control:
 
     async def _list(self, scope: Scope, receive: Receive) -> Answer:
         query.read(scope)
-        return 200, {"servers": [self._shown(profile) for profile in self._pipeline.catalog.profiles]}
+        shown = [self._shown(profile) for profile in self._pipeline.catalog.profiles]
+        return 200, {"servers": shown, "profiles_fault": self.profiles_fault()}
 
     def _shown(self, profile: Profile) -> dict[str, Any]:
         board = self._pipeline.board
@@ -78,6 +101,7 @@ class Control:
             "id": profile.id,
             "kind": profile.kind,
             "state": (server.state if server is not None else ServerState.STOPPED).value,
+            "loading": shown_load(board, profile.id),
             "running": board.running(profile.id),
             "waiting": len(waiting),
             "slots": server.facts.slots if server is not None else None,

@@ -21,7 +21,7 @@ from deck.canon.answer import Answer, Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import ChatRequest
 from deck.config import Config
-from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
+from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, Server, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, without_paths
 from deck.exchange import Exchange, note_cut
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
@@ -77,6 +77,11 @@ class Endpoint:
     def streams(self) -> int:
         """How many answers are being streamed."""
         return sum(running.is_stream for running in self._running)
+
+    def owed(self, server: Server) -> dict[str, int]:
+        """Return the exchanges that wait for something of a server, by id, with how much has come of each."""
+        running = (serving.exchange for serving in self._running)
+        return {item.id: item.heard for item in running if item.is_owed and item.server is server}
 
     def abort_all(self) -> None:
         """End every exchange with its wire's own error: Deck stops and the time for draining is over."""

@@ -72,6 +72,10 @@ class DeckError(Exception):
         return f"DeckError({self.kind.name}, {self.message!r}, param={self.param!r}, code={self.code!r})"
 
 
+class NotRunError(DeckError):
+    """A server was not even run: what was found wrong before costs nothing to look for again."""
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> DeckError:
     """Build the error for a field that the client must change."""
     return DeckError(ErrorKind.INVALID_REQUEST, message, param=param, code=code)

@@ -22,7 +22,10 @@ _SERVER_BUDGET = frozenset({"-n", "--predict", "--n-predict"})
 
 @dataclass(slots=True)
 class Exchange:
-    """One client request from first byte to last; times are the monotonic clock's."""
+    """One client request from first byte to last; times are the monotonic clock's.
+
+    `heard` counts what came of its answer; `is_owed` tells that its server, not its client, is waited for.
+    """
 
     id: str
     surface: Surface
@@ -39,6 +42,8 @@ class Exchange:
     operation: Literal["generate", "count"] = "generate"
     headers: Mapping[str, str] = field(default_factory=dict)
     shaped: Shaped | None = None
+    heard: int = 0
+    is_owed: bool = False
 
 
 @value(frozen=True, slots=True)

@@ -144,6 +144,7 @@ class Pipeline:
         try:
             exchange.granted, exchange.server = self._clock(), server
             exchange.shaped = shaped = self._shaper.shape(exchange, server.facts)
+            exchange.is_owed = True
             try:
                 if shaped.route is TEXT:
                     await self._check_schema(server, shaped.request)
@@ -156,6 +157,7 @@ class Pipeline:
             finally:
                 response.close()
         finally:
+            exchange.is_owed = False
             self.board.release(ticket, server)
 
     async def _forward(
@@ -176,6 +178,7 @@ class Pipeline:
             except httpx.HTTPError as exc:
                 decoder.finished = True
                 events = [Failed(await self._client.broken(server, exc))]
+            exchange.heard += len(events)
             if filtered is not None and shaped.family is not None:
                 events = call_plugin(shaped.family.name, filtered_by, filtered, events)
             if thoughts is not None:
@@ -188,7 +191,9 @@ class Pipeline:
             has_begun = True
             waiting = take(events)
             if waiting is not None:
+                exchange.is_owed = False
                 await waiting
+                exchange.is_owed = True
             if isinstance(events[-1], Failed):
                 return
         if decoder.cut_call and exchange.parsed.request.stream and decoder.cut_call != shaped.answer_tool:

@@ -61,6 +61,8 @@ class Policy:
         self._residents: dict[str, Resident] = {}
         self._per_token: dict[str, int] = {}
         self._faults: dict[str, _Fault] = {}
+        # Models that are to be up though nobody waits for them: until one starts, or an operator unloads it.
+        self._standing: dict[str, Model] = {}
         self._freed = float("-inf")
         self._exchange_time: dict[str, float] = {}
         self._load_time: dict[str, float] = {}
@@ -69,6 +71,11 @@ class Policy:
     def depth(self) -> int:
         """How many exchanges wait."""
         return len(self._queue)
+
+    @property
+    def is_restless(self) -> bool:
+        """True when time alone may bring something to do: somebody waits, or a model is to be started again."""
+        return bool(self._queue or self._standing)
 
     def running(self, profile: str) -> int:
         """How many exchanges use the profile's server."""
@@ -145,6 +152,10 @@ class Policy:
         self._drop(profile)
         if was_run:
             self._fault(profile, error, now)
+        if error.should_retry is False:
+            self._standing.pop(profile, None)  # it would fail again
+        elif resident is not None:
+            self._want_again(resident.model)
         refused = [ticket for ticket in self._queue if ticket.profile == profile]
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
         return [*(Refuse(ticket, error) for ticket in refused), *self._advance(now)]
@@ -153,14 +164,21 @@ class Policy:
         """Note that a server has gone by command."""
         if self._is_proven(profile, now):
             self._faults.pop(profile, None)
+        resident = self._residents.get(profile)
         self._drop(profile)
         self._freed = now
+        # Who made room for another comes back when there is room again; not whom an operator has unloaded.
+        if resident is not None and resident.model.is_warm and not resident.is_unwanted:
+            self._standing[profile] = resident.model
         return self._advance(now)
 
     def crashed(self, profile: str, error: DeckError, now: float) -> list[Command]:
         """Note that a server ended by itself; whoever waits for it still wants it."""
         was_proven = self._is_proven(profile, now)
+        resident = self._residents.get(profile)
         self._drop(profile)
+        if resident is not None and not resident.is_unwanted:
+            self._want_again(resident.model)
         if was_proven:
             self._faults.pop(profile, None)
         else:
@@ -173,6 +191,23 @@ class Policy:
             commands += [Refuse(ticket, _again(fault, now)) for ticket in refused]
         return [*commands, *self._advance(now)]
 
+    def hung(self, profile: str, now: float) -> list[Command]:
+        """Note that a server hangs and is being ended: nobody new may use it; `crashed` follows."""
+        resident = self._residents.get(profile)
+        if resident is not None and resident.state == "ready":
+            resident.state = "stopping"
+        return self._advance(now)
+
+    def recycle(self, profile: str, now: float) -> list[Command] | None:
+        """Stop a server as soon as nobody uses it; whoever wants it then gets a new one. None = it goes already."""
+        resident = self._residents.get(profile)
+        if resident is None or resident.state != "ready" or resident.is_unwanted:
+            return None
+        commands = self.unload(profile, now)
+        if resident.model.is_warm or resident.model.restarts:
+            self._standing[profile] = resident.model
+        return commands
+
     def forgive(self, profile: str) -> None:
         """Forget the failures of a profile: it was changed, or an operator wants it tried."""
         self._faults.pop(profile, None)
@@ -183,13 +218,21 @@ class Policy:
 
     def preload(self, model: Model, now: float) -> list[Command]:
         """Start a model that nobody asked for yet, if there is room without stopping another."""
-        if model.name in self._residents or not room_for(model, self._residents.values(), self._memory).is_free:
+        resident = self._residents.get(model.name)
+        if resident is not None:
+            if model.is_warm and (resident.is_unwanted or resident.state == "stopping"):
+                self._standing[model.name] = model
+            return []
+        if not room_for(model, self._residents.values(), self._memory).is_free:
+            if model.is_warm:
+                self._standing[model.name] = model
             return []
         return [self._start(model, now)]
 
     def unload(self, profile: str, now: float) -> list[Command]:
         """Stop a server as soon as nobody uses it; until then nobody new may."""
         resident = self._residents.get(profile)
+        self._standing.pop(profile, None)
         if resident is not None:
             resident.is_unwanted = True
         return self._advance(now)
@@ -205,7 +248,7 @@ class Policy:
         """Note that a server's idle time is over; one that is in use or wanted stays."""
         resident = self._residents.get(profile)
         wanted = any(ticket.profile == profile for ticket in self._queue)
-        if resident is None or resident.state != "ready" or resident.granted or wanted:
+        if resident is None or resident.state != "ready" or resident.granted or wanted or resident.model.is_warm:
             return []
         return [self._stop(resident)]
 
@@ -226,7 +269,8 @@ class Policy:
             stays = (item.since + item.model.min_resident for item in self._residents.values() if item.state == "ready")
             tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
             times += [time for time in (*stays, *tries) if time > now]
-        return min(times, default=None)
+        held = (self._faults[name].until for name in self._standing if name in self._faults)
+        return min((*times, *(time for time in held if time > now)), default=None)
 
     def _is_proven(self, profile: str, now: float) -> bool:
         resident = self._residents.get(profile)
@@ -246,7 +290,7 @@ class Policy:
 
     def _advance(self, now: float) -> list[Command]:
         if not self._queue:
-            return self._unwanted()
+            return [*self._unwanted(), *self._restart(now)]
         commands: list[Command] = []
         going: set[str] = set()
         asked: set[str] = set()
@@ -274,7 +318,21 @@ class Policy:
                 going.update(item.model.name for item in room.victims)
                 commands += [self._stop(item) for item in room.victims if item.may_stop(now)]
         commands += self._unwanted()
+        return commands if is_reserved else [*commands, *self._restart(now)]
+
+    def _restart(self, now: float) -> list[Command]:
+        """Start what is to be up though nobody waits for it, as far as there is room that nobody waits for."""
+        commands: list[Command] = []
+        for name, model in list(self._standing.items()):
+            if name in self._residents or self._is_held_off(name, now):
+                continue
+            if room_for(model, self._residents.values(), self._memory).is_free:
+                commands.append(self._start(model, now))
         return commands
+
+    def _want_again(self, model: Model) -> None:
+        if model.is_warm or model.restarts:
+            self._standing[model.name] = model
 
     def _is_held_off(self, profile: str, now: float) -> bool:
         fault = self._faults.get(profile)
@@ -307,6 +365,7 @@ class Policy:
             self._per_token.pop(ticket.token, None)
 
     def _start(self, model: Model, now: float) -> Start:
+        self._standing.pop(model.name, None)
         self._residents[model.name] = Resident(model, since=now, used=now)
         return Start(model.name)
 
@@ -346,4 +405,6 @@ class Policy:
 def _again(fault: _Fault, now: float) -> DeckError:
     error, left = fault.error, fault.until - now
     message = f"{error.message} (failed {fault.count} times in a row; tried again in {max(1, round(left))} s)"
-    return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=max(1.0, left), should_retry=error.should_retry)
+    # Who is told not to try again is not told when.
+    retry_after = None if error.should_retry is False else max(1.0, left)
+    return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=retry_after, should_retry=error.should_retry)

@@ -60,6 +60,29 @@ class Probe:
         answer.raise_for_status()
         return _object(answer)
 
+    async def slot(self, number: int, action: str, file: str, *, limit: float) -> int:
+        """Save or restore one slot's prompt cache and return its tokens, within so many seconds.
+
+        Raises:
+            httpx.HTTPError: it refused, as a server without `--slot-save-path` does, or broke off.
+        """
+        url = f"{self._prefix}/slots/{number}?action={action}"
+        answer = await self._client.post(url, json={"filename": file}, timeout=limit)
+        answer.raise_for_status()
+        found = _object(answer)
+        return _typed(found.get("n_saved", found.get("n_restored")), int) or 0
+
+    async def is_looping(self) -> bool | None:
+        """Tell whether the loop that generates answers, None = it has no route that asks it.
+
+        `/metrics` is answered between two batches, `/health` by other threads.
+        """
+        try:
+            answer = await self._client.get(f"{self._prefix}/metrics")
+        except httpx.HTTPError:
+            return False
+        return True if answer.is_success else None
+
     async def meta(self) -> Mapping[str, Any]:
         """Return what `/v1/models` says of the model, as its parameters, size and trained context; {} = nothing."""
         with contextlib.suppress(httpx.HTTPError):

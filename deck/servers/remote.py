@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from deck.contracts import Address, Facts, ServerState
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
 from deck.servers.probe import Health, facts_of, probing
 
@@ -119,9 +119,9 @@ class Remote:
     def _failed(self, what: str, *, is_permanent: bool = False) -> DeckError:
         self._state = ServerState.FAILED
         self._reason = f"the server of {self.profile.id!r} at {self.profile.server.url} {what}"
-        retry_after = None if is_permanent else _RETRY_AFTER
-        should_retry = False if is_permanent else None
-        return DeckError(ErrorKind.UNAVAILABLE, self._reason, retry_after=retry_after, should_retry=should_retry)
+        if is_permanent:
+            return NotRunError(ErrorKind.UNAVAILABLE, self._reason, should_retry=False)
+        return DeckError(ErrorKind.UNAVAILABLE, self._reason, retry_after=_RETRY_AFTER)
 
 
 def key_fault(profile: Profile, environ: Mapping[str, str]) -> str | None:

@@ -421,10 +421,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fake-text", default="Hello from nobody .", help="its words are the deltas of every answer")
     parser.add_argument("--fake-unhealthy", type=int, default=0, help="how many times /health answers 503 first")
     parser.add_argument("--fake-exit", type=int, help="fail as a load does: say so and exit with this code")
+    parser.add_argument("--fake-says", help="what it prints first")
     parser.add_argument("--fake-crash", action="store_true", help="crash in the middle of the first answer")
     parser.add_argument("--fake-stall", action="store_true", help="never end an answer")
     parser.add_argument("--fake-deaf", action="store_true", help="ignore SIGTERM")
     options, _ = parser.parse_known_args(argv)
+    if options.fake_says is not None:
+        print(options.fake_says, file=sys.stderr, flush=True)
     if options.fake_exit is not None:
         print(
             f"failed to load model '{options.model}'\nexiting due to model loading error", file=sys.stderr, flush=True

@@ -197,7 +197,7 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
         return DeckError(ErrorKind.UPSTREAM_TIMEOUT, message)
     if isinstance(exc, httpx.PoolTimeout):
         return DeckError(ErrorKind.RATE_LIMIT, f"too many connections to {name!r}; try again later", retry_after=5)
-    if server.profile.server.url is None:
+    if server.profile.server.url is None and server.reason is None:
         # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(server.wait_ended(), _END_WAIT)
