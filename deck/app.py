@@ -94,7 +94,7 @@ class Deck:
         self.pipeline = Pipeline(catalog, plugins, self.board, client, images=self._images, lenient=lenient)
         watching = [self.metrics, *observers, *plugins.observers]
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
-        self._tender = Tender(self.board, self.endpoint.owed)
+        self._tender = Tender(self.board, self.endpoint.owed, client.status)
         self.profiles_fault: str | None = None
         self.control = Control(self.pipeline, self.reload, lambda: self.profiles_fault)
         self.admin = Admin(config, tokens, self.pipeline, self.metrics, self.control)

@@ -8,22 +8,26 @@ prompt takes processor time and is left alone. What the system does not tell cou
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from deck.contracts import Server, ServerState, Supervised
 from deck.scheduler.board import Board
-from deck.servers.probe import Health, Probe, probing
 from deck.servers.vitals import Vitals, vitals
 
 # How often a server is looked at: in this part of the time that it may hang, and no less often than this.
 _PART = 6
 _LONGEST, _SHORTEST = 10.0, 0.02
+# What a server gets at least to say that it is well, on a machine that is busy.
+_FAIR = 2.0
+# Between two looks that are further apart Deck itself stood still, and whatever it looks at may have as well.
+_GAP = 30.0
 # What one does that only answers whether it is well stays below, in seconds and as a part of the time.
 _IDLE_SECONDS, _IDLE_SHARE = 0.03, 0.0005
 
 Owed = Callable[[Server], Mapping[str, int]]
+Ask = Callable[[Server, str, float], Awaitable[int | None]]
+_OK = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,15 @@ class HangPulse:
         self._owed: Mapping[str, int] = {}
         self._idle: tuple[float, float] | None = None
         self._deaf: float | None = None
+        self._looked = 0.0
 
     def take(self, look: Look) -> tuple[float, float]:
         """Take a look; return for how many seconds it has been idle, and deaf to `/health`, while it owed answers."""
         has_moved = any(count != self._owed.get(name, 0) for name, count in look.owed.items())
         self._owed = look.owed
+        is_gap, self._looked = look.now - self._looked > _GAP, look.now
         cpu = look.seen.cpu if look.seen is not None else 0.0
-        if not look.owed or has_moved:
+        if not look.owed or has_moved or is_gap:
             self._idle, self._deaf = (look.now, cpu), look.now
             return 0.0, 0.0
         if self._idle is None or look.seen is None or self._works(look.now, cpu, *self._idle):
@@ -80,11 +86,13 @@ class Tender:
     Args:
         board: is told of what hangs or has grown.
         owed: tells, by name, what a server owes and how much has come of it.
+        ask: asks a server's route and returns its status, None = nothing within so many seconds.
     """
 
-    def __init__(self, board: Board, owed: Owed) -> None:
+    def __init__(self, board: Board, owed: Owed, ask: Ask) -> None:
         self._board = board
         self._owed = owed
+        self._ask = ask
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tend(self, server: Server) -> None:
@@ -123,33 +131,17 @@ class Tender:
 
     async def _look(self, server: Server, process: Supervised, pulse: HangPulse, limit: float) -> str | None:
         """Return why a server that owes something hangs, None = it does not, or not yet."""
-        now = asyncio.get_running_loop().time
-        pid = process.pid
-        async with probing(server.address, server.key) as probe:
-            is_heard = await _answers(probe, limit)
-            seen = vitals(pid) if pid is not None else None
-            look = Look(now=now(), owed=self._owed(server), seen=seen, is_heard=is_heard)
-            idle, deaf = pulse.take(look)
-            if deaf >= limit:
-                return f"it hung: for {deaf:.0f} s nothing came of an answer, and it does not say that it is well"
-            if idle < limit:
-                return None
-            if await _loops(probe, limit):
-                pulse.spare()
-                return None
+        fair = max(limit / _PART, _FAIR)
+        is_heard = await self._ask(server, "/health", fair) is not None
+        seen = vitals(process.pid) if process.pid is not None else None
+        now = asyncio.get_running_loop().time()
+        idle, deaf = pulse.take(Look(now=now, owed=self._owed(server), seen=seen, is_heard=is_heard))
+        if deaf >= limit:
+            return f"it hung: for {deaf:.0f} s nothing came of an answer, and it does not say that it is well"
+        if idle < limit:
+            return None
+        # Its loop answers this between two batches; a server that has no such route says nothing by it.
+        if await self._ask(server, "/metrics", fair) == _OK:
+            pulse.spare()
+            return None
         return f"it hung: for {idle:.0f} s nothing came of an answer, and it took no processor time"
-
-
-async def _answers(probe: Probe, limit: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(limit / _PART, _SHORTEST)):
-            return await probe.health() is not Health.SILENT
-    return False
-
-
-async def _loops(probe: Probe, limit: float) -> bool:
-    """Tell whether the loop that generates says that it is alive; a server that has no word for that does not."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(limit / _PART, _SHORTEST)):
-            return await probe.is_looping() is True
-    return False

@@ -72,17 +72,6 @@ class Probe:
         found = _object(answer)
         return _typed(found.get("n_saved", found.get("n_restored")), int) or 0
 
-    async def is_looping(self) -> bool | None:
-        """Tell whether the loop that generates answers, None = it has no route that asks it.
-
-        `/metrics` is answered between two batches, `/health` by other threads.
-        """
-        try:
-            answer = await self._client.get(f"{self._prefix}/metrics")
-        except httpx.HTTPError:
-            return False
-        return True if answer.is_success else None
-
     async def meta(self) -> Mapping[str, Any]:
         """Return what `/v1/models` says of the model, as its parameters, size and trained context; {} = nothing."""
         with contextlib.suppress(httpx.HTTPError):

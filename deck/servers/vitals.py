@@ -13,6 +13,8 @@ from pathlib import Path
 _BUSY = 0.02
 _GROWTH = 64 << 10
 _TRANSFER = 4 << 10
+# Between two looks that are further apart Deck itself stood still, and the load may have as well.
+_GAP = 10.0
 _MOST_PROCESSES = 64
 
 
@@ -101,12 +103,14 @@ class LoadPulse:
         before, self._seen = self._seen, seen
         elapsed, self._looked = now - self._looked, now
         was_written, self._written = written != self._written, written
-        if seen is None or before is None or was_written or _has_moved(before, seen, elapsed):
+        if elapsed > _GAP or was_written or _has_moved(before, seen, elapsed):
             self._alive = now
         return now - self._alive
 
 
-def _has_moved(before: Vitals, seen: Vitals, elapsed: float) -> bool:
+def _has_moved(before: Vitals | None, seen: Vitals | None, elapsed: float) -> bool:
+    if before is None or seen is None:
+        return True
     return (
         seen.cpu - before.cpu > elapsed * _BUSY
         or seen.resident - before.resident > _GROWTH

@@ -136,6 +136,22 @@ class UpstreamClient:
                 while await response.next_chunk():
                     pass
 
+    async def status(self, server: Server, route: str, limit: float) -> int | None:
+        """Return the status that a route of observation answers with, None = nothing in so many seconds."""
+        address = server.address
+        key = [(b"authorization", b"Bearer " + server.key.encode())] if server.key else []
+        limits = TimeLimits(pool=limit, connect=limit, write=limit, head=limit, read=limit)
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(limit):
+                path = address.prefix + route
+                response = await self._transport.send(target_of(address), "GET", path, key, limits=limits)
+                try:
+                    await response.read(_ANSWER_LIMIT)
+                finally:
+                    response.close()
+                return response.status
+        return None
+
     def forget(self, server: Server) -> None:
         """Close every connection to a server that is going away."""
         self._transport.close_target(target_of(server.address))
