@@ -40,7 +40,7 @@ from deck.tending import Tender
 from deck.tokens import TokenStore
 from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import Transport
-from deck.watching import watch
+from deck.watching import fingerprint, watch
 
 _log = logging.getLogger("deck.app")
 # Clients send about thirty; each may be a credential, which costs a digest.
@@ -260,7 +260,8 @@ class Deck:
                 self.board.preload(profile)
         if self.config.watch_profiles:
             directories = [shipped_dir(), *self.plugins.profile_dirs(), *self.config.profiles]
-            watching = watch(directories, self.config.watch_profiles, self.reload_or_log)
+            known = fingerprint(directories)
+            watching = watch(directories, known, self.config.watch_profiles, self.reload_or_log)
             self._watch = asyncio.get_running_loop().create_task(watching)
 
     async def stop(self) -> None:

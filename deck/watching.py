@@ -51,15 +51,16 @@ class Rest:
         return True
 
 
-async def watch(directories: Sequence[Path], every: float, reload: Callable[[], None]) -> None:
+async def watch(directories: Sequence[Path], known: Print, every: float, reload: Callable[[], None]) -> None:
     """Look every so many seconds, for ever, and call `reload` when what changed has come to rest.
 
     Args:
         directories: where the profiles lie.
+        known: their state that is in force.
         every: seconds between two looks; changes are acted on after one to two of them.
         reload: reads the profiles; it must not raise.
     """
-    rest = Rest(await asyncio.to_thread(fingerprint, directories))
+    rest = Rest(known)
     while True:
         await asyncio.sleep(every)
         if rest.has_settled(await asyncio.to_thread(fingerprint, directories)):

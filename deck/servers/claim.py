@@ -45,11 +45,14 @@ class Claim:
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self.directory.chmod(0o700)
         self._path = self.directory / f"{self.id}{_LOCK}"
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # Locked before it has its name, or another Deck's sweep could take it for one of the dead.
+        unnamed = self._path.with_suffix(".new")
+        handle = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file: BinaryIO | None = os.fdopen(handle, "r+b", buffering=0)
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX)
         self._file.write(f"{os.getpid()}\n".encode())
+        unnamed.rename(self._path)
 
     def socket_name(self, slug: str) -> str:
         """Return a new file name for a socket of the model of that slug."""

@@ -225,7 +225,8 @@ class Process:
         self._journal = Journal(self._place.log, keep=self.profile.server.log_lines, secret=self._key)
         argv = guarded([*binary.argv, *self._arguments(binary, self._place.address)])
         if self._slots is not None:
-            self._signature = signature_of([*binary.argv, *self._arguments(binary, Address())])
+            launch = [*binary.argv, *self._arguments(binary, Address())]
+            self._signature = signature_of(launch, self.profile.source.absolute().parent)
         env = environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent

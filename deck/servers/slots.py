@@ -11,8 +11,8 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import shutil
+import stat
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -111,13 +111,19 @@ class SlotFiles:
             return []
 
 
-def signature_of(argv: Sequence[str]) -> str:
-    """Return what tells a launch from any other: program and arguments, and size and time of each file among them."""
+def signature_of(argv: Sequence[str], directory: Path) -> str:
+    """Return what tells a launch from any other: program and arguments, and size and time of each file among them.
+
+    Args:
+        argv: all of it, but for what differs from start to start.
+        directory: where relative paths in it lie.
+    """
     files: dict[str, object] = {}
     for item in argv:
         with contextlib.suppress(OSError, ValueError):
-            found = os.stat(item)
-            files[item] = (found.st_size, found.st_mtime_ns)
+            found = (directory / item).stat()
+            if stat.S_ISREG(found.st_mode):
+                files[item] = (found.st_size, found.st_mtime_ns)
     with contextlib.suppress(PackageNotFoundError):
         files[_ENGINE] = version(_ENGINE)
     text = json.dumps([list(argv), files], sort_keys=True)
