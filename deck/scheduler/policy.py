@@ -31,6 +31,11 @@ class _Fault:
     until: float
     error: DeckError
 
+    @property
+    def patience(self) -> float:
+        """How long one may have to wait for the next try and not be told the reason at once instead."""
+        return 0.0 if self.error.should_retry is False else _PATIENCE
+
 
 class Policy:
     """The scheduler's decisions over a bounded queue.
@@ -98,7 +103,7 @@ class Policy:
         if not self._queue and resident is not None and resident.has_room(ticket) and self._has_turn(ticket):
             return [self._grant(resident, ticket, now)]
         fault = self._faults.get(ticket.profile)
-        if resident is None and fault is not None and now + _PATIENCE < fault.until:
+        if resident is None and fault is not None and now + fault.patience < fault.until:
             return [Refuse(ticket, _again(fault, now))]
         if len(self._queue) >= self._limit:
             message = f"{self._limit} requests are waiting already; try again later"
@@ -185,7 +190,7 @@ class Policy:
             self._fault(profile, error, now)
         fault = self._faults.get(profile)
         commands: list[Command] = []
-        if fault is not None and now + _PATIENCE < fault.until:
+        if fault is not None and now + fault.patience < fault.until:
             refused = [ticket for ticket in self._queue if ticket.profile == profile]
             self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
             commands += [Refuse(ticket, _again(fault, now)) for ticket in refused]
