@@ -16,10 +16,11 @@ from deck.body import read_body
 from deck.canon.request import Part
 from deck.config import Config
 from deck.contracts import Facts, Surface
-from deck.control import Control, shown_load
+from deck.control import Control
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
+from deck.loads import shown_load
 from deck.metrics import Metrics
 from deck.pipeline import Pipeline
 from deck.profile import Kind

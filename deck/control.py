@@ -10,10 +10,10 @@ from deck import query
 from deck.contracts import ServerState
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, normal_path
+from deck.loads import shown_load
 from deck.pipeline import Pipeline
 from deck.profile import Profile
 from deck.reload import Change
-from deck.scheduler.board import Board
 
 Answer = tuple[int, Any]
 Handler = Callable[[Scope, Receive], Awaitable[Answer]]
@@ -23,20 +23,6 @@ _LINES, _MOST_LINES = 100, 10_000
 _MOST_BYTES = 1 << 20
 # How long an answer waits for an idle server to stop.
 _STOPPING = 10.0
-
-
-def shown_load(board: Board, model: str) -> dict[str, Any] | None:
-    """Return what a model that loads is doing, None = it does not load; seconds, and `done` from 0 to 1."""
-    found = board.doing(model)
-    if found is None:
-        return None
-    last = board.load_seconds(model)
-    return {
-        "line": found.line,
-        "done": found.share,
-        "seconds": round(found.seconds, 1),
-        "last_time": round(last, 1) if last is not None else None,
-    }
 
 
 class Control:

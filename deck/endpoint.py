@@ -21,10 +21,21 @@ from deck.canon.answer import Answer, Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import ChatRequest
 from deck.config import Config
-from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, Server, ServerState, Surface
+from deck.contracts import (
+    CountingSurface,
+    ExchangeRecord,
+    Observer,
+    Projector,
+    ReplyHead,
+    Route,
+    Server,
+    ServerState,
+    Surface,
+)
 from deck.errors import DeckError, ErrorKind, without_paths
 from deck.exchange import Exchange, note_cut
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
+from deck.loads import load_progress
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
 from deck.pipeline import Pipeline
@@ -332,7 +343,7 @@ class _Serving:
         projector = self.surface.projector(exchange.parsed, self._head())
         self.feed = feed = projector.feed
         reply = self.reply
-        reply.beat(self.endpoint._config.heartbeat, lambda: projector.heartbeat() if self._is_alive() else None)
+        reply.beat(self.endpoint._config.heartbeat, lambda: self._heartbeat(projector) if self._is_alive() else None)
 
         def take(events: list[Event]) -> Awaitable[None] | None:
             if exchange.first_token is None:
@@ -358,6 +369,15 @@ class _Serving:
         if not data:
             raise failed.error
         return self.reply.put(data + feed(failed))
+
+    def _heartbeat(self, projector: Projector) -> bytes:
+        """Return a sign of life; while the model loads, what it is doing, to those who want to know."""
+        exchange = self.exchange
+        told = None
+        if exchange.granted is None and exchange.profile is not None:
+            board = self.endpoint._pipeline.board
+            told = load_progress(board, exchange.profile.id, is_operator=exchange.principal.admin)
+        return (projector.feed(told) if told is not None else b"") or projector.heartbeat()
 
     def _is_alive(self) -> bool:
         profile = self.exchange.profile

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from e2e.live import children, is_alive, live_deck
 from engine_support import MODEL, needs_engine
-from faults.support import body, bounded, client_of, local, post, reading, until, works
+from faults.support import body, bounded, client_of, configured, local, post, reading, until, works
+from wires import WIRES
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -124,6 +125,32 @@ async def test_a_load_without_a_sign_of_life_is_given_up(tmp_path: Path) -> None
             assert answer.status_code == 503, answer.text
             assert "did not start: hung: for 1 s it printed nothing" in answer.json()["error"]["message"]
             assert not children(deck.process.pid)
+
+
+@bounded
+async def test_who_waits_for_a_load_and_wants_to_know_is_told_of_it(tmp_path: Path) -> None:
+    """In the signs of life of a stream, on the wires that have a place for it; nobody else gets more than those."""
+    slow = ("--fake-unhealthy", "12", "--fake-dots")
+    profiles = {"slow": local(tmp_path / "slow", "slow", *slow)}
+    with live_deck(tmp_path, *configured(tmp_path, heartbeat="150ms"), profiles=profiles) as deck:
+        async with client_of(deck) as client:
+            for wire in ("chat", "completions", "responses"):
+                reads = WIRES[wire]
+                asked = {**reads.body("hi", True, 20), "model": "slow"}
+                quiet, curious = await asyncio.gather(
+                    client.post(reads.path, json=asked),
+                    client.post(reads.path, json={**asked, "return_progress": True}),
+                )
+                assert b"load_progress" not in quiet.content
+                frames = [json.loads(line[6:]) for line in curious.text.splitlines() if line.startswith("data: {")]
+                told = [frame["load_progress"] for frame in frames if "load_progress" in frame]
+                assert told, curious.text
+                assert told[-1]["done"] > 0
+                assert told[-1]["line"] == "main: model loaded"
+                for answer in (quiet, curious):
+                    said = reads.stream(answer.content)  # both are streams of their wire
+                    assert wire == "completions" or said.error is None  # the fake speaks chat
+                await client.post("/deck/servers/slow/unload")
 
 
 @bounded
