@@ -17,9 +17,9 @@ from deck.servers.vitals import Vitals, vitals
 
 # How often a server is looked at: in this part of the time that it may hang, and no less often than this.
 _PART = 6
-_LONGEST, _SHORTEST = 10.0, 0.02
-# What a server gets at least to say that it is well, on a machine that is busy.
-_FAIR = 2.0
+_LONGEST, _SHORTEST = 5.0, 0.02
+# What a server gets to say that it is well, on a machine that is busy: at least, and at most.
+_FAIR, _FAIREST = 2.0, 10.0
 # Between two looks that are further apart Deck itself stood still, and whatever it looks at may have as well.
 _GAP = 30.0
 # What one does that only answers whether it is well stays below, in seconds and as a part of the time.
@@ -97,8 +97,7 @@ class Tender:
 
     def tend(self, server: Server) -> None:
         """Look after a server that is ready, for as long as it is."""
-        settings = server.profile.server
-        if isinstance(server, Supervised) and (settings.hang_timeout or settings.max_rss is not None):
+        if isinstance(server, Supervised):
             task = asyncio.get_running_loop().create_task(self._tend(server, server))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -131,7 +130,7 @@ class Tender:
 
     async def _look(self, server: Server, process: Supervised, pulse: HangPulse, limit: float) -> str | None:
         """Return why a server that owes something hangs, None = it does not, or not yet."""
-        fair = max(limit / _PART, _FAIR)
+        fair = min(max(limit / _PART, _FAIR), _FAIREST)
         is_heard = await self._ask(server, "/health", fair) is not None
         seen = vitals(process.pid) if process.pid is not None else None
         now = asyncio.get_running_loop().time()

@@ -159,9 +159,9 @@ class Process:
             binary = self._prepared()
             if self.profile.hooks.before_start:
                 await self._first_hook()
+                self._check_wanted()
             await self._spawn(binary)
-            if self._state is not ServerState.STARTING:
-                raise self._failure(_STOPPED_EARLY)
+            self._check_wanted()
             await self._until_ready()
         except BaseException as exc:
             await self._abandon(exc)
@@ -200,6 +200,10 @@ class Process:
     async def wait_ended(self) -> None:
         """Return when the process has ended; its state is `FAILED` if it did so by itself."""
         await self._ended.wait()
+
+    def _check_wanted(self) -> None:
+        if self._state is not ServerState.STARTING:
+            raise self._failure(_STOPPED_EARLY)
 
     def _prepared(self) -> Binary:
         """Check what can be checked before anything runs, and choose the places of its files."""
@@ -404,7 +408,7 @@ class Process:
         tail = self._journal.tail if self._journal is not None else ()
         line = telling_line(tail)
         if line is None:
-            return f"{what}; it printed nothing"
+            return f"{what}; it printed nothing{f' ({remedy})' if remedy else ''}"
         where = self._journal.path.name if self._journal is not None else "its log"
         cause = f"{line} ({remedy})" if remedy else line
         return f"{what}: {cause}\nlast lines of {where}:\n" + "\n".join(tail)
