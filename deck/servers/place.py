@@ -57,7 +57,8 @@ def make_place(name: str, state: Path, claim: Claim | None = None) -> Place:
     if not hasattr(socket, "AF_UNIX"):
         return Place(address=Address(port=free_port()), log=log, config_home=config_home)
     directory, temporary = private(state / "run"), None
-    remove_stale(directory, slug)
+    if claim is None:
+        remove_stale(directory, slug)  # else whoever claimed has swept, and knows whose they are
     # Not the name alone: another Deck on the same state directory may serve the same model.
     uds = directory / (claim.socket_name(slug) if claim else f"{slug}-{secrets.token_hex(4)}{_SUFFIX}")
     if len(os.fsencode(uds)) >= _LONGEST_PATH:

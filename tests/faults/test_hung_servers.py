@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from e2e.live import children, is_alive, live_deck
 from engine_support import MODEL, needs_engine
-from faults.support import body, bounded, client_of, configured, local, post, reading, until, works
+from faults.support import body, client_of, configured, local, post, reading, unhurried, until, works
 from wires import WIRES
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -29,7 +29,7 @@ def engine(**keys: Any) -> str:
 
 @pytest.mark.engine
 @needs_engine
-@bounded
+@unhurried
 async def test_an_engine_that_stands_still_in_its_answer_is_ended_and_replaced(tmp_path: Path) -> None:
     """Its stream ends with the reason; who comes meanwhile gets the new one."""
     with live_deck(tmp_path, profiles={"tiny": engine(hang_timeout="1s", parallel=2)}) as deck:
@@ -50,7 +50,7 @@ async def test_an_engine_that_stands_still_in_its_answer_is_ended_and_replaced(t
 
 @pytest.mark.engine
 @needs_engine
-@bounded
+@unhurried
 async def test_a_slow_prompt_is_left_alone(tmp_path: Path) -> None:
     """Nothing comes of it for many times `hang_timeout`, but the engine works."""
     with live_deck(tmp_path, profiles={"tiny": engine(hang_timeout="200ms")}) as deck:
@@ -66,7 +66,7 @@ async def test_a_slow_prompt_is_left_alone(tmp_path: Path) -> None:
             assert children(deck.process.pid) == [pid]
 
 
-@bounded
+@unhurried
 async def test_one_that_answers_health_and_idles_over_an_answer_hangs(tmp_path: Path) -> None:
     profiles = {"mute": local(tmp_path / "mute", "mute", "--fake-stall", hang_timeout="1s")}
     with live_deck(tmp_path, profiles=profiles) as deck:
@@ -79,7 +79,7 @@ async def test_one_that_answers_health_and_idles_over_an_answer_hangs(tmp_path: 
             await until(lambda: not children(deck.process.pid))
 
 
-@bounded
+@unhurried
 async def test_one_that_works_is_ended_by_its_silence_alone(tmp_path: Path) -> None:
     keys = {"hang_timeout": "300ms", "stall_timeout": "2s"}
     profiles = {"busy": local(tmp_path / "busy", "busy", "--fake-stall", "--fake-busy", **keys)}
@@ -93,7 +93,7 @@ async def test_one_that_works_is_ended_by_its_silence_alone(tmp_path: Path) -> N
             assert children(deck.process.pid) == pids
 
 
-@bounded
+@unhurried
 async def test_a_client_that_does_not_read_makes_no_server_hang(tmp_path: Path) -> None:
     """The server then owes nothing: it is the client that is waited for."""
     profile = local(tmp_path / "full", "full", "--fake-long", "16000000", hang_timeout="500ms", parallel=2)
@@ -116,7 +116,7 @@ async def test_a_client_that_does_not_read_makes_no_server_hang(tmp_path: Path) 
             writer.close()
 
 
-@bounded
+@unhurried
 async def test_a_load_without_a_sign_of_life_is_given_up(tmp_path: Path) -> None:
     profiles = {"stuck": local(tmp_path / "stuck", "stuck", "--fake-unhealthy", "999999", load_stall="1s")}
     with live_deck(tmp_path, profiles=profiles) as deck:
@@ -127,7 +127,7 @@ async def test_a_load_without_a_sign_of_life_is_given_up(tmp_path: Path) -> None
             assert not children(deck.process.pid)
 
 
-@bounded
+@unhurried
 async def test_who_waits_for_a_load_and_wants_to_know_is_told_of_it(tmp_path: Path) -> None:
     """In the signs of life of a stream, on the wires that have a place for it; nobody else gets more than those."""
     slow = ("--fake-unhealthy", "12", "--fake-dots")
@@ -153,7 +153,7 @@ async def test_who_waits_for_a_load_and_wants_to_know_is_told_of_it(tmp_path: Pa
                 await client.post("/deck/servers/slow/unload")
 
 
-@bounded
+@unhurried
 async def test_a_load_that_prints_goes_on_and_is_shown(tmp_path: Path) -> None:
     """Up to `load_timeout`, which is another bound."""
     arguments = ("--fake-unhealthy", "999999", "--fake-dots")

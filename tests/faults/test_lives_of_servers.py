@@ -6,13 +6,16 @@ import asyncio
 import os
 import signal
 import struct
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.live import children, is_alive, live_deck
+from e2e.live import ROOT, children, is_alive, live_deck
 from engine_support import MODEL, needs_engine
-from faults.support import bounded, client_of, local, post, reading, until, works
+from faults.support import client_of, configured, local, post, reading, unhurried, until, works
 from wires import WIRES
 
 _ARCHITECTURE = struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5)
@@ -35,7 +38,7 @@ def broken(tmp_path: Path, name: str) -> str:
 
 @pytest.mark.engine
 @needs_engine
-@bounded
+@unhurried
 async def test_a_file_that_cannot_be_loaded_tells_clients_to_give_up(tmp_path: Path) -> None:
     """Until it is another file and the profile is changed or an operator asks."""
     names = {
@@ -64,7 +67,7 @@ async def test_a_file_that_cannot_be_loaded_tells_clients_to_give_up(tmp_path: P
             await works(client, "truncated")
 
 
-@bounded
+@unhurried
 async def test_a_flag_that_is_unknown_is_told_on_every_wire(tmp_path: Path) -> None:
     says = ("--fake-exit", "1", "--fake-says", "error: invalid argument: --no-such-flag")
     profiles = {"flagged": local(tmp_path / "flagged", "flagged", *says)}
@@ -79,7 +82,7 @@ async def test_a_flag_that_is_unknown_is_told_on_every_wire(tmp_path: Path) -> N
                     assert "--no-such-flag (correct the arguments" in answer.text
 
 
-@bounded
+@unhurried
 async def test_a_changed_profile_ends_the_wait_for_the_next_try(tmp_path: Path) -> None:
     says = ("--fake-exit", "1", "--fake-says", "error: invalid argument: --no-such-flag")
     profiles = {"flagged": local(tmp_path / "flagged", "flagged", *says)}
@@ -94,7 +97,7 @@ async def test_a_changed_profile_ends_the_wait_for_the_next_try(tmp_path: Path) 
             await works(client, "flagged")
 
 
-@bounded
+@unhurried
 async def test_one_that_restarts_is_up_again_though_nobody_asks(tmp_path: Path) -> None:
     text = local(tmp_path / "good", "good") + '\n[schedule]\npreload = true\nrestart = "always"\n'
     with live_deck(tmp_path, profiles={"good": text}) as deck:
@@ -116,7 +119,7 @@ async def test_one_that_restarts_is_up_again_though_nobody_asks(tmp_path: Path) 
             assert not children(deck.process.pid)
 
 
-@bounded
+@unhurried
 async def test_one_that_is_kept_warm_comes_back_when_the_other_has_gone(tmp_path: Path) -> None:
     warm = local(tmp_path / "warm", "warm") + "\n[schedule]\nkeep_warm = true\n"
     profiles = {"warm": warm, "other": local(tmp_path / "other", "other", ttl="100ms")}
@@ -140,7 +143,7 @@ async def test_one_that_is_kept_warm_comes_back_when_the_other_has_gone(tmp_path
 @pytest.mark.engine
 @needs_engine
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@bounded
+@unhurried
 async def test_one_that_has_grown_is_recycled_between_two_answers(tmp_path: Path) -> None:
     """No answer is cut by it."""
     text = f'id = "tiny"\n[server]\nmodel = "{MODEL}"\nctx_size = 8192\nparallel = 2\nmax_rss = "1MiB"\n'
@@ -161,8 +164,16 @@ async def test_one_that_has_grown_is_recycled_between_two_answers(tmp_path: Path
             assert 'deck_server_recycles_total{model="tiny"} 0' not in counted
 
 
-@bounded
-async def test_a_new_deck_removes_what_a_killed_one_left_of_any_model(tmp_path: Path) -> None:
+@pytest.fixture
+def near() -> Iterator[Path]:
+    """A directory whose name leaves room for those of sockets."""
+    with tempfile.TemporaryDirectory(prefix="deck") as found:
+        yield Path(found)
+
+
+@unhurried
+async def test_a_new_deck_removes_what_a_killed_one_left_of_any_model(near: Path) -> None:
+    tmp_path = near
     profiles = {name: local(tmp_path / name, name) for name in ("one", "two")}
     run = tmp_path / "state" / "run"
     config = ("--config", str(tmp_path / "deck.toml"))
@@ -185,8 +196,9 @@ async def test_a_new_deck_removes_what_a_killed_one_left_of_any_model(tmp_path: 
     assert list(run.iterdir()) == []
 
 
-@bounded
-async def test_two_decks_on_one_state_directory_leave_each_other_s_files_alone(tmp_path: Path) -> None:
+@unhurried
+async def test_two_decks_on_one_state_directory_leave_each_other_s_files_alone(near: Path) -> None:
+    tmp_path = near
     profiles = {"good": local(tmp_path / "good", "good")}
     with live_deck(tmp_path, profiles=profiles) as first:
         async with client_of(first) as one:
@@ -200,3 +212,30 @@ async def test_two_decks_on_one_state_directory_leave_each_other_s_files_alone(t
                     await works(one, "good")
                     assert len(list((tmp_path / "state" / "run").glob("*.sock"))) == 2
             await works(one, "good")
+
+
+@unhurried
+async def test_profiles_that_are_not_in_force_are_shown_until_they_are_right(tmp_path: Path) -> None:
+    """Logged once, and seen by an operator who looks."""
+    profiles = {"good": local(tmp_path / "good", "good")}
+    with live_deck(tmp_path, *configured(tmp_path, watch_profiles="50ms"), profiles=profiles) as deck:
+        wrong = tmp_path / "profiles" / "wrong.toml"
+        wrong.write_text('id = "wrong"\n[server]\nmodl = "x"\n')
+        await until(lambda: "nothing is reloaded" in deck.logged())
+        command = [sys.executable, "-m", "deck", "ps", "--url", deck.base]
+        environment = {**os.environ, "DECK_TOKEN": deck.token}
+
+        def shown() -> str:
+            ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+            assert "good" in ran.stdout
+            return ran.stderr
+
+        said = await asyncio.to_thread(shown)
+        assert "the profiles on disk are not in force" in said
+        assert "wrong.toml: server.modl: unknown key (did you mean 'model'?)" in said
+        async with client_of(deck) as client:
+            await works(client, "good")
+        wrong.unlink()
+        await until(lambda: "files of profiles have changed" in deck.logged().rpartition("nothing is reloaded")[2])
+        assert await asyncio.to_thread(shown) == ""
+        assert deck.logged().count("nothing is reloaded") == 1
