@@ -21,6 +21,7 @@ from deck.control import Control, shown_replica
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.http import Receive, Scope, Send, alphanumerics, header, normal_path
+from deck.loads import shown_load
 from deck.metrics import Metrics
 from deck.pipeline import Pipeline
 from deck.profile import Kind
@@ -159,6 +160,7 @@ class Admin:
             name: {"failures": count, "retry_in": round(left, 1)} for name, (count, left) in board.quarantined().items()
         }
         queue = {"waiting": board.depth, "exchanges": waiting}
+        loading = {name: load for name in states if (load := shown_load(board, name)) is not None}
         replicas = {name: [shown_replica(item) for item in found] for name, found in board.replicas().items()}
         flights = self._pipeline.flights
         return 200, {
@@ -166,8 +168,10 @@ class Admin:
             "queue": queue,
             "shared": {"generations": len(flights), "exchanges": flights.guests},
             "servers": states,
+            "loading": loading,
             "quarantined": quarantined,
             "replicas": replicas,
+            "profiles_fault": self._control.profiles_fault(),
             "tasks": len(asyncio.all_tasks()),
         }
 

@@ -16,7 +16,7 @@ from typing import Any
 from deck import discovery, query
 from deck.admin import Admin, send_answer
 from deck.body import ClientGone
-from deck.catalog import Catalog, CatalogError
+from deck.catalog import Catalog, CatalogError, shipped_dir
 from deck.config import Config
 from deck.contracts import Launcher, Route, Server, Surface
 from deck.control import Control
@@ -37,9 +37,11 @@ from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
 from deck.servers import LocalLauncher
 from deck.servers.memory import estimate_memory
+from deck.tending import Tender
 from deck.tokens import TokenStore
 from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import Transport
+from deck.watching import fingerprint, watch
 
 _log = logging.getLogger("deck.app")
 # Clients send about thirty; each may be a credential, which costs a digest.
@@ -83,6 +85,9 @@ class Deck:
             grace=config.stop_grace,
             on_gone=client.forget,
             on_load=self.metrics.loaded,
+            on_recycle=self.metrics.recycled,
+            on_hang=self.metrics.hung,
+            on_up=lambda server: self._tender.tend(server),
             memory_of=estimate_memory,
             faulty=self._faulty,
             book_of=router.book_of,
@@ -103,11 +108,14 @@ class Deck:
         )
         watching = [self.metrics, *observers, *plugins.observers]
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
-        self.control = Control(self.pipeline, self.reload)
+        self._tender = Tender(self.board, self.endpoint.owed, client.status)
+        self.profiles_fault: str | None = None
+        self.control = Control(self.pipeline, self.reload, lambda: self.profiles_fault)
         self.admin = Admin(config, tokens, self.pipeline, self.metrics, self.control)
         self._surfaces: Mapping[str, Surface] = {path: found[0] for path, found in plugins.routes.items()}
         self._routes: Mapping[str, Route] = {path: found[1] for path, found in plugins.routes.items()}
         self._stack = contextlib.AsyncExitStack()
+        self._watch: asyncio.Task[None] | None = None
 
     def _launcher_of(self, profile: Profile) -> Launcher:
         return self.plugins.launcher(profile) or self._launcher
@@ -129,7 +137,10 @@ class Deck:
         try:
             new = load_catalog(self.config, self.plugins)
         except (StartError, ProfileError, CatalogError) as exc:
+            self.profiles_fault = str(exc)
             raise invalid(f"nothing is reloaded: {exc}") from exc
+        if not dry_run:
+            self.profiles_fault = None
         change = compare(old, new)
         if dry_run or change.is_empty:
             return change
@@ -141,10 +152,19 @@ class Deck:
         for name in change.removed:
             self.board.remove(name)
         for profile in new.profiles:
-            if profile.schedule.preload:
+            if profile.schedule.preload or profile.schedule.keep_warm:
                 self.board.preload(profile)
         _log.info("reloaded: %s", change.shown())
         return change
+
+    def reload_or_log(self) -> None:
+        """Reload; what is wrong is logged."""
+        try:
+            self.reload()
+        except DeckError as error:
+            _log.error("%s", error.message)
+        except Exception:
+            _log.exception("the profiles could not be read anew")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI scope."""
@@ -251,16 +271,29 @@ class Deck:
         """Enter what plugins brought."""
         for context in self.plugins.lifespans({"board": self.board, "catalog": self.pipeline.catalog}):
             await self._stack.enter_async_context(context)
+        if isinstance(self._launcher, LocalLauncher):
+            self._launcher.open()
         for profile in self.pipeline.catalog.profiles:
-            if profile.schedule.preload:
+            if profile.schedule.preload or profile.schedule.keep_warm:
                 self.board.preload(profile)
+        if self.config.watch_profiles:
+            directories = [shipped_dir(), *self.plugins.profile_dirs(), *self.config.profiles]
+            known = fingerprint(directories)
+            watching = watch(directories, known, self.config.watch_profiles, self.reload_or_log)
+            self._watch = asyncio.get_running_loop().create_task(watching)
 
     async def stop(self) -> None:
         """End exchanges that still run, stop every server, and leave nothing behind."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         self.endpoint.abort_all()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.endpoint.wait_idle(), 2)
+        await self._tender.aclose()
         await self.board.close()
+        if isinstance(self._launcher, LocalLauncher):
+            self._launcher.close()
         await self._images.aclose()
         await self._transport.aclose()
         await self._stack.aclose()

@@ -18,6 +18,7 @@ _RAW = argparse.RawDescriptionHelpFormatter
 _FOLLOW = 1.0
 _COLUMNS = ("MODEL", "STATE", "RUNNING", "WAITING", "SLOTS", "MEMORY", "NOTE")
 _MIB = 1 << 20
+_NOTE = 80
 
 
 class AskError(Exception):
@@ -75,12 +76,15 @@ def _command(subparsers: Any, name: str, run: Any, what: str, example: str, more
 
 
 def _run_ps(arguments: argparse.Namespace) -> int:
+    found = _ask(arguments, "GET", "")
     rows: list[tuple[str, ...]] = [_COLUMNS]
-    for item in _ask(arguments, "GET", "")["servers"]:
+    for item in found["servers"]:
         rows += [_row(item), *(_replica_row(replica) for replica in item["replicas"])]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    if found.get("profiles_fault"):
+        print(f"the profiles on disk are not in force: {found['profiles_fault']}", file=sys.stderr)
     return 0
 
 
@@ -90,6 +94,8 @@ def _row(server: Mapping[str, Any]) -> tuple[str, ...]:
     note = "pinned" if server["pinned"] else ""
     if server["failures"]:
         note = f"failed {server['failures']} times, tried again in {server['retry_in']} s"
+    if server.get("loading"):
+        note = _load(server["loading"])
     return (
         server["id"],
         server["state"],
@@ -112,6 +118,16 @@ def _replica_row(replica: Mapping[str, Any]) -> tuple[str, ...]:
         "-",
         "; ".join(note for note in notes if note),
     )
+
+
+def _load(load: Mapping[str, Any]) -> str:
+    """Say what a model that loads is doing."""
+    told = f"{load['seconds']:.0f} s"
+    if load["last_time"] is not None:
+        told += f" (last time {load['last_time']:.0f} s)"
+    if load["done"] is not None:
+        told += f", {load['done']:.0%}"
+    return f"{told}: {load['line'][:_NOTE]}" if load["line"] else told
 
 
 def _run_load(arguments: argparse.Namespace) -> int:

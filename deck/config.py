@@ -104,6 +104,9 @@ class Config(Table):
     heartbeat: Seconds = Field(default=10.0, gt=0, description="silence after which a stream gets a sign of life")
     queue_limit: Annotated[int, Field(strict=True, ge=0)] = Field(default=64, description="exchanges that may wait")
     queue_wait: Seconds = Field(default=300.0, gt=0, description="longest wait for a slot")
+    watch_profiles: Seconds = Field(
+        default=0.0, description="how often the files of profiles are looked at for changes; 0 = never"
+    )
     drain: Seconds = Field(default=30.0, description="time for running answers when Deck stops")
     stop_grace: Seconds = Field(default=5.0, description="time between SIGTERM and SIGKILL of a llama-server")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

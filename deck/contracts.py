@@ -181,6 +181,40 @@ class Replicated(Protocol):
         ...
 
 
+@value(frozen=True, slots=True, kw_only=True)
+class Doing:
+    """What a server that starts is about.
+
+    Args:
+        line: the last telling line that it printed, "" = none yet.
+        share: how much of it is done, from 0 to 1; None = it does not say.
+        seconds: since its start.
+    """
+
+    line: str = ""
+    share: float | None = None
+    seconds: float = 0.0
+
+
+@runtime_checkable
+class Supervised(Protocol):
+    """A server whose process is Deck's own to watch; what else a `Server` may be."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, None = none runs."""
+        ...
+
+    @property
+    def doing(self) -> Doing | None:
+        """What it is about while it starts, None = it does not."""
+        ...
+
+    def condemn(self, reason: str) -> None:
+        """Give it up as hung: from now on it has failed for this reason; `stop` then ends its process."""
+        ...
+
+
 class Launcher(Protocol):
     """Makes the server of a profile; nothing runs before `Server.start`."""
 

@@ -11,6 +11,7 @@ from deck import query
 from deck.contracts import Replica, ServerState
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, normal_path
+from deck.loads import shown_load
 from deck.pipeline import Pipeline
 from deck.profile import Profile
 from deck.reload import Change
@@ -37,11 +38,18 @@ class Control:
     Args:
         pipeline: holds the catalog and the board.
         reload: reads the profiles anew, or tells what would change.
+        profiles_fault: tells why the profiles as they are on disk are not in force, None = they are.
     """
 
-    def __init__(self, pipeline: Pipeline, reload: Callable[..., Change]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        reload: Callable[..., Change],
+        profiles_fault: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._pipeline = pipeline
         self._reload = reload
+        self.profiles_fault = profiles_fault
 
     def find(self, path: str) -> dict[str, Handler] | None:
         """Return the methods of a normal path, None = not a route of this module."""
@@ -74,7 +82,8 @@ class Control:
 
     async def _list(self, scope: Scope, receive: Receive) -> Answer:
         query.read(scope)
-        return 200, {"servers": [self._shown(profile) for profile in self._pipeline.catalog.profiles]}
+        shown = [self._shown(profile) for profile in self._pipeline.catalog.profiles]
+        return 200, {"servers": shown, "profiles_fault": self.profiles_fault()}
 
     def _shown(self, profile: Profile) -> dict[str, Any]:
         board = self._pipeline.board
@@ -85,6 +94,7 @@ class Control:
             "id": profile.id,
             "kind": profile.kind,
             "state": (server.state if server is not None else ServerState.STOPPED).value,
+            "loading": shown_load(board, profile.id),
             "running": board.running(profile.id),
             "waiting": len(waiting),
             "slots": board.slots(profile.id),

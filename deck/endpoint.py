@@ -21,12 +21,23 @@ from deck.canon.answer import Answer, Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import ChatRequest, ToolCall
 from deck.config import Config
-from deck.contracts import CountingSurface, ExchangeRecord, Observer, ReplyHead, Route, ServerState, Surface
+from deck.contracts import (
+    CountingSurface,
+    ExchangeRecord,
+    Observer,
+    Projector,
+    ReplyHead,
+    Route,
+    Server,
+    ServerState,
+    Surface,
+)
 from deck.conversation import SESSION_HEADERS, session_of_headers
 from deck.errors import DeckError, ErrorKind, without_paths
 from deck.exchange import Exchange, note_cut
 from deck.flights import Taker
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
+from deck.loads import load_progress
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
 from deck.pipeline import Pipeline
@@ -78,6 +89,11 @@ class Endpoint:
     def streams(self) -> int:
         """How many answers are being streamed."""
         return sum(running.is_stream for running in self._running)
+
+    def owed(self, server: Server) -> dict[str, int]:
+        """Return the exchanges that wait for something of a server, by id, with how much has come of each."""
+        running = (serving.exchange for serving in self._running)
+        return {item.id: item.heard for item in running if item.is_owed and item.server is server}
 
     def abort_all(self) -> None:
         """End every exchange with its wire's own error: Deck stops and the time for draining is over."""
@@ -337,7 +353,7 @@ class _Serving:
         projector = self.surface.projector(exchange.parsed, self._head())
         self.feed = feed = projector.feed
         reply = self.reply
-        reply.beat(self.endpoint._config.heartbeat, lambda: projector.heartbeat() if self._is_alive() else None)
+        reply.beat(self.endpoint._config.heartbeat, lambda: self._heartbeat(projector) if self._is_alive() else None)
 
         def take(events: list[Event]) -> Awaitable[None] | None:
             if exchange.first_token is None:
@@ -378,6 +394,15 @@ class _Serving:
         if not data:
             raise failed.error
         return self.reply.put(data + feed(failed))
+
+    def _heartbeat(self, projector: Projector) -> bytes:
+        """Return a sign of life; while the model loads, what it is doing, to those who want to know."""
+        exchange = self.exchange
+        told = None
+        if exchange.granted is None and exchange.profile is not None:
+            board = self.endpoint._pipeline.board
+            told = load_progress(board, exchange.profile.id, is_operator=exchange.principal.admin)
+        return (projector.feed(told) if told is not None else b"") or projector.heartbeat()
 
     def _is_alive(self) -> bool:
         profile = self.exchange.profile

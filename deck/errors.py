@@ -86,6 +86,10 @@ class DeckError(Exception):
         return f"DeckError({self.kind.name}, {self.message!r}, param={self.param!r}, code={self.code!r})"
 
 
+class NotRunError(DeckError):
+    """A server was not even run: what was found wrong before costs nothing to look for again."""
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> DeckError:
     """Build the error for a field that the client must change."""
     return DeckError(ErrorKind.INVALID_REQUEST, message, param=param, code=code)
@@ -117,13 +121,18 @@ _OF_THE_HOST = (ErrorKind.INTERNAL, ErrorKind.UPSTREAM, ErrorKind.UNAVAILABLE, E
 _PATH = re.compile(r"(?<![\w/:.])/(?!v1/)(?:[\w.@+~-]+/)+([\w.@+~-]+)")
 
 
+def hide_paths(text: str) -> str:
+    """Return a text in which only the last steps of the host's paths are left."""
+    return _PATH.sub(r"…/\1", text)
+
+
 def without_paths(error: DeckError) -> DeckError:
     """Return the error as a client may see it who does not operate the host: of the host's paths, their last steps."""
     if error.kind not in _OF_THE_HOST or not _PATH.search(error.message):
         return error
     return DeckError(
         error.kind,
-        _PATH.sub(r"…/\1", error.message),
+        hide_paths(error.message),
         param=error.param,
         code=error.code,
         retry_after=error.retry_after,

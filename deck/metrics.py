@@ -93,6 +93,8 @@ class Metrics:
         self._tokens = self._counts("deck_tokens", "Tokens, as measured.", "model", "direction")
         self._queue = self._spreads("deck_queue_seconds", "Waits for a slot.", _QUEUE).cell()
         self._load = self._spreads("deck_load_seconds", "Loads of a model.", _LOAD, "model")
+        self._recycles = self._counts("deck_server_recycles", "Servers stopped for their size.", "model")
+        self._hangs = self._counts("deck_server_hangs", "Servers ended because they did nothing.", "model")
         self._notes = self._counts("deck_request_notes", "Fields ignored or changed.", "surface", "kind", "field")
         self._routes = self._counts("deck_route_requests", "Exchanges by lane.", "surface", "lane")
         self._repairs = self._counts("deck_repairs", "What was done about what models wrote.", "model", "what")
@@ -121,6 +123,8 @@ class Metrics:
         self._replica_retries.cell(model)
         for what in REPAIRS:
             self._repairs.cell(model, what)
+        self._recycles.cell(model)
+        self._hangs.cell(model)
 
     def know(self, models: Iterable[str]) -> None:
         """Take the ids of a new catalog: models that are gone keep their counts."""
@@ -204,6 +208,14 @@ class Metrics:
     def loaded(self, model: str, seconds: float) -> None:
         """Count a model that became ready."""
         self._load.cell(model if model in self._models else OTHER).observe(seconds)
+
+    def recycled(self, model: str) -> None:
+        """Count a server that is stopped because it has grown above its ceiling."""
+        self._recycles.cell(model if model in self._models else OTHER).value += 1
+
+    def hung(self, model: str) -> None:
+        """Count a server that is ended because it did nothing for those who used it."""
+        self._hangs.cell(model if model in self._models else OTHER).value += 1
 
     def observer_failed(self, observer: str) -> None:
         """Count an observer that raised."""

@@ -180,12 +180,14 @@ class Pipeline:
             payload = fit.payload
             if claim is not None:
                 payload = self._placed(exchange, ticket, claim, payload)
+            exchange.is_owed = True
             if isinstance(server, Remote):
                 affinity = affinity_of(exchange) if server.has_choice else None
                 await server.use(affinity, lambda use: self._send(exchange, use.server, shaped, payload, take, use))
             else:
                 await self._send(exchange, server, shaped, payload, take)
         finally:
+            exchange.is_owed = False
             self.board.release(ticket, server)
 
     def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, payload: bytes) -> bytes:
@@ -234,6 +236,7 @@ class Pipeline:
             except httpx.HTTPError as exc:
                 decoder.finished = True
                 events = [await self._broken(server, exc, has_bytes=events is not None)]
+            exchange.heard += len(events)
             if filtered is not None and shaped.family is not None:
                 events = call_plugin(shaped.family.name, filtered_by, filtered, events)
             if thoughts is not None:
@@ -246,7 +249,9 @@ class Pipeline:
             has_begun = True
             waiting = take(events)
             if waiting is not None:
+                exchange.is_owed = False
                 await waiting
+                exchange.is_owed = True
             last = events[-1]
             if isinstance(last, Failed):
                 return last.error

@@ -98,6 +98,10 @@ Compatibility = Literal["strict", "lenient"]
 Kind = Literal["chat", "embedding", "rerank", "image", "speech", "transcription"]
 
 
+# Keys of `[server]` that mean something only for a process of Deck's own.
+_LOCAL = ("binary", "args", "env", "memory", "load_stall", "hang_timeout", "max_rss", "save_slots", "save_limit")
+
+
 def _server_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -142,6 +146,9 @@ class ServerSettings(Table):
     ttl: Seconds = Field(default=900.0, description="idle time after which the model is unloaded; 0 = never")
     memory: Size | None = Field(default=None, description="what the process takes")
     load_timeout: Seconds = Field(default=600.0, gt=0, description="time to load")
+    load_stall: Seconds = Field(
+        default=120.0, description="time without any sign of life after which a load is given up; 0 = never"
+    )
     stall_timeout: Seconds = Field(default=300.0, gt=0, description="longest silence of a running answer")
     health_interval: Seconds = Field(
         default=5.0,
@@ -149,6 +156,14 @@ class ServerSettings(Table):
         le=300,
         description="about how often a server elsewhere is asked whether it is well",
     )
+    hang_timeout: Seconds = Field(
+        default=60.0, description="time in which a busy server does nothing after which it is ended; 0 = never"
+    )
+    max_rss: Annotated[Size, Field(gt=0)] | None = Field(
+        default=None, description="memory above which the server is stopped when it is free, and starts anew"
+    )
+    save_slots: StrictBool = Field(default=False, description="prompt caches are kept on disk while it is not loaded")
+    save_limit: Size = Field(default=4 << 30, gt=0, description="most bytes that they take there")
     load_to_count: StrictBool = Field(default=False, description="a request that only counts tokens may load the model")
     log_lines: Annotated[StrictInt, Field(ge=1, le=1000)] = Field(
         default=20, description="last log lines shown in errors"
@@ -196,7 +211,7 @@ class ServerSettings(Table):
             if self.parallel == 0:
                 raise ValueError("parallel must be at least 1; 0 = no limit is for url only")
             return self
-        local = [name for name in ("binary", "args", "env", "memory") if name in self.model_fields_set]
+        local = [name for name in _LOCAL if name in self.model_fields_set]
         if local:
             raise ValueError(f"{', '.join(local)}: not with {given[0]}, Deck does not start that server")
         return self
@@ -218,6 +233,12 @@ class Schedule(Table):
     group: Name | None = Field(default=None, description="of the models of one group at most one is loaded")
     pinned: StrictBool = Field(default=False, description="once loaded it is never unloaded, not even when idle")
     preload: StrictBool = Field(default=False, description="loaded when Deck starts, if there is room")
+    keep_warm: StrictBool = Field(
+        default=False, description="loaded whenever there is room, at the start and later; never unloaded for idleness"
+    )
+    restart: Literal["on_demand", "always"] = Field(
+        default="on_demand", description="after a crash: with the next request, or at once"
+    )
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = Field(
         default=0, description="its requests come before those of a lower one; waiting raises it"
     )
@@ -225,6 +246,25 @@ class Schedule(Table):
         default=None, description="most requests at a time, below what its slots allow"
     )
     min_resident: Seconds = Field(default=0.0, description="time that it stays loaded although others wait")
+
+
+class Hooks(Table):
+    """`[hooks]`: commands of the operator's at turns in the life of a server; each is a program and its arguments."""
+
+    before_start: tuple[str, ...] = Field(default=(), description="before it is started; if it fails, it is not")
+    after_ready: tuple[str, ...] = Field(default=(), description="when it serves")
+    on_stop: tuple[str, ...] = Field(default=(), description="when it was stopped")
+    on_crash: tuple[str, ...] = Field(default=(), description="when it has ended by itself, or did not start")
+    timeout: Seconds = Field(default=30.0, gt=0, le=600, description="time for each of them; then it is killed")
+
+    @field_validator("before_start", "after_ready", "on_stop", "on_crash")
+    @classmethod
+    def _is_command(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value and not value[0]:
+            raise ValueError("the first is the program and may not be empty")
+        if any("\0" in item for item in value):
+            raise ValueError("may hold no NUL")
+        return value
 
 
 class Measured(Table):
@@ -285,11 +325,18 @@ class Profile(Table):
     budget_overflow: Literal["refuse", "cap"] = "refuse"
     capabilities: Capabilities = Capabilities()
     schedule: Schedule = Schedule()
+    hooks: Hooks = Hooks()
     defaults: Frozen[Any] = Field(default_factory=_nothing)
     force: Frozen[Any] = Field(default_factory=_nothing)
     drop: tuple[str, ...] = ()
     limits: Frozen[Limit] = Field(default_factory=_nothing)
     source: Path = Field(default=Path("profile.toml"), exclude=True, repr=False)
+
+    @model_validator(mode="after")
+    def _hooks_of_a_process(self) -> Self:
+        if self.server.url is not None and self.hooks.model_fields_set:
+            raise ValueError("hooks: not with server.url, Deck does not start that server")
+        return self
 
     @property
     def serves(self) -> str:

@@ -10,7 +10,10 @@ from deck.profile import Profile
 
 # Keys of `[server]` that do not reach the process or the address: a running server goes on under new ones.
 _NOT_LAUNCHED = frozenset(
-    {"ttl", "memory", "load_timeout", "stall_timeout", "log_lines", "load_to_count", "health_interval"}
+    {
+        *("ttl", "memory", "load_timeout", "load_stall", "stall_timeout", "hang_timeout", "max_rss", "save_limit"),
+        *("log_lines", "load_to_count", "health_interval"),
+    }
 )
 # Of several servers elsewhere some may come and go while the others go on.
 _OF_SEVERAL = frozenset({"urls", "parallel"})

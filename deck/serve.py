@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import logging
 import math
 import os
 import signal
@@ -24,11 +23,9 @@ from deck.app import Deck
 from deck.catalog import Catalog
 from deck.config import Config, default_state, load_config
 from deck.connection import Connection
-from deck.errors import DeckError
 from deck.loading import StartError, load
 from deck.tokens import TokenStore
 
-_log = logging.getLogger("deck.serve")
 _BACKLOG = 2048
 _GC_THRESHOLDS = (5000, 20, 20)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -71,14 +68,8 @@ class _Server(uvicorn.Server):
         if self.started:
             _spare_the_collector()
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._deck.reload_or_log)
             self._on_started()
-
-    def _reload(self) -> None:
-        try:
-            self._deck.reload()
-        except DeckError as error:
-            _log.error("%s", error.message)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, assert_never
 
-from deck.contracts import Launcher, Replica, Replicated, Server, ServerState
-from deck.errors import DeckError, ErrorKind
+from deck.contracts import Doing, Launcher, Replica, Replicated, Server, ServerState, Supervised
+from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
 from deck.scheduler.policy import Policy
 from deck.scheduler.slots import Claim, SlotBook
@@ -25,6 +25,8 @@ _log = logging.getLogger("deck.scheduler")
 # In the last lines of a llama-server that did not find room, on a card or in memory.
 _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate|cudaMalloc failed|unable to allocate", re.IGNORECASE)
 _DOWN = (ServerState.STOPPED, ServerState.FAILED)
+# A server's memory is looked at no more often than this; seconds.
+_WEIGH = 1.0
 _TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
@@ -37,6 +39,9 @@ class Board:
         grace: seconds a server has to stop before it is killed.
         on_gone: told of a server that is going away, before it is stopped, so that its connections are closed.
         on_load: told how many seconds a server took to become ready.
+        on_recycle: told of a model whose server is stopped for what it has grown to.
+        on_hang: told of a model whose server is ended because it does nothing.
+        on_up: told of a server that is ready.
         memory_of: what a profile's server will take in bytes before it has ever run, None = unknown.
         faulty: the failed server of a profile that cannot start, so that none is stopped for it; None = it may.
         book_of: gives the slots of a server out, None = it chooses itself.
@@ -50,6 +55,9 @@ class Board:
         grace: float,
         on_gone: Callable[[Server], None] = lambda server: None,
         on_load: Callable[[str, float], None] = lambda profile, seconds: None,
+        on_recycle: Callable[[str], None] = lambda profile: None,
+        on_hang: Callable[[str], None] = lambda profile: None,
+        on_up: Callable[[Server], None] = lambda server: None,
         memory_of: Callable[[Profile], int | None] = lambda profile: profile.server.memory,
         faulty: Callable[[Profile], Server | None] = lambda profile: None,
         book_of: Callable[[Server], SlotBook | None] = lambda server: None,
@@ -59,6 +67,11 @@ class Board:
         self._grace = grace
         self._on_gone = on_gone
         self._on_load = on_load
+        self._on_recycle = on_recycle
+        self._on_hang = on_hang
+        self._on_up = on_up
+        self._load_seconds: dict[str, float] = {}
+        self._looked_at: dict[str, float] = {}
         self._memory_of = memory_of
         self._faulty = faulty
         self._book_of = book_of
@@ -98,6 +111,15 @@ class Board:
         if server is None:
             return None
         return (isinstance(server, Replicated) and server.slots) or server.facts.slots
+
+    def doing(self, profile: str) -> Doing | None:
+        """Return what a profile's server is about while it starts, None = it does not, or does not say."""
+        server: object = self._servers.get(profile)
+        return server.doing if isinstance(server, Supervised) else None
+
+    def load_seconds(self, profile: str) -> float | None:
+        """Return how long the profile's server took to become ready the last time, None = it never did."""
+        return self._load_seconds.get(profile)
 
     def running(self, profile: str) -> int:
         """Return how many exchanges use a profile's server."""
@@ -195,6 +217,8 @@ class Board:
             memory=memory if memory is None or profile.server.memory is not None else max(memory, measured),
             group=schedule.group,
             is_pinned=schedule.pinned,
+            is_warm=schedule.keep_warm,
+            restarts=schedule.restart == "always",
             priority=schedule.priority,
             concurrency=schedule.concurrency,
             min_resident=schedule.min_resident,
@@ -208,6 +232,41 @@ class Board:
         if self._servers.get(ticket.profile) is server:
             self._execute(self._policy.release(ticket, asyncio.get_running_loop().time()))
             self._watch_idle(server.profile)
+            if server.profile.server.max_rss is not None:
+                self.weigh(server)
+
+    def weigh(self, server: Server) -> None:
+        """Look at what a server takes, now and then, and have one above its ceiling stopped when it is free."""
+        name, ceiling = server.profile.id, server.profile.server.max_rss
+        now = asyncio.get_running_loop().time()
+        if ceiling is None or now - self._looked_at.get(name, float("-inf")) < _WEIGH:
+            return
+        self._looked_at[name] = now
+        taken = server.memory()
+        if taken is None or taken <= ceiling or self._servers.get(name) is not server:
+            return
+        commands = self._policy.recycle(name, now)
+        if commands is not None:
+            what = "model %s takes %d MiB, above [server] max_rss of %d MiB: its server stops when it is free"
+            _log.warning(what, name, taken >> 20, ceiling >> 20)
+            self._on_recycle(name)
+            self._execute(commands)
+
+    def hung(self, server: Server, reason: str) -> None:
+        """End a ready server that does nothing for those who use it; they are told why, and nobody new gets to it."""
+        name = server.profile.id
+        if self._servers.get(name) is not server or server.state is not ServerState.READY:
+            return
+        if isinstance(server, Supervised):
+            _log.error("model %s hangs: %s", name, reason)
+            self._execute(self._policy.hung(name, asyncio.get_running_loop().time()))
+            server.condemn(reason)
+            self._on_hang(name)
+            self._spawn(self._end_hung(server))
+
+    async def _end_hung(self, server: Server) -> None:
+        self._on_gone(server)
+        await server.stop(grace=self._grace)
 
     def settle(self, ticket: Ticket, credit: int) -> None:
         """Lower the credit of one that was granted to what it is now known to take at most."""
@@ -308,7 +367,7 @@ class Board:
         except DeckError as exc:
             _log.warning("model %s did not start: %s", name, exc.message)
             # Servers elsewhere may come up at any time, and to ask them again is cheap.
-            was_run = exc.should_retry is not False and not profile.server.is_remote
+            was_run = not isinstance(exc, NotRunError) and not profile.server.is_remote
             for_memory = _OUT_OF_MEMORY.search(exc.message) is not None
             self._execute(self._policy.failed(name, exc, loop.time(), for_memory=for_memory, was_run=was_run))
             return
@@ -318,11 +377,13 @@ class Board:
             self._execute(self._policy.failed(name, fault, loop.time()))
             return
         self._on_load(name, loop.time() - began)
+        self._load_seconds[name] = loop.time() - began
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
         pool, book = pool_of(server.profile, server.facts), self._book_of(server)
         self._execute(self._policy.started(name, _slots(server), loop.time(), pool=pool, book=book))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
+        self._on_up(server)
 
     def _resize(self, name: str, server: Server) -> None:
         if self._servers.get(name) is server and not self._closing:
@@ -378,7 +439,7 @@ class Board:
 
     def _watch_expiry(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._policy.depth == 0 and self._expiry is None:
+        if self._expiry is None and not self._policy.is_restless:
             return
         at = self._policy.next_expiry(loop.time())
         if self._expiry is not None:

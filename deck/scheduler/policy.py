@@ -33,6 +33,11 @@ class _Fault:
     until: float
     error: DeckError
 
+    @property
+    def patience(self) -> float:
+        """How long one may have to wait for the next try and not be told the reason at once instead."""
+        return 0.0 if self.error.should_retry is False else _PATIENCE
+
 
 class Policy:
     """The scheduler's decisions over a bounded queue.
@@ -63,6 +68,8 @@ class Policy:
         self._residents: dict[str, Resident] = {}
         self._per_token: dict[str, int] = {}
         self._faults: dict[str, _Fault] = {}
+        # Models that are to be up though nobody waits for them: until one starts, or an operator unloads it.
+        self._standing: dict[str, Model] = {}
         self._freed = float("-inf")
         self._exchange_time: dict[str, float] = {}
         self._load_time: dict[str, float] = {}
@@ -71,6 +78,11 @@ class Policy:
     def depth(self) -> int:
         """How many exchanges wait."""
         return len(self._queue)
+
+    @property
+    def is_restless(self) -> bool:
+        """True when time alone may bring something to do: somebody waits, or a model is to be started again."""
+        return bool(self._queue or self._standing)
 
     def running(self, profile: str) -> int:
         """How many exchanges use the profile's server."""
@@ -109,7 +121,7 @@ class Policy:
         ):
             return [self._grant(resident, ticket, now)]
         fault = self._faults.get(ticket.profile)
-        if resident is None and fault is not None and now + _PATIENCE < fault.until:
+        if resident is None and fault is not None and now + fault.patience < fault.until:
             return [Refuse(ticket, _again(fault, now))]
         if len(self._queue) >= self._limit:
             message = f"{self._limit} requests are waiting already; try again later"
@@ -188,6 +200,10 @@ class Policy:
         self._drop(profile)
         if was_run:
             self._fault(profile, error, now)
+        if error.should_retry is False:
+            self._standing.pop(profile, None)  # it would fail again
+        elif resident is not None:
+            self._want_again(resident.model)
         refused = [ticket for ticket in self._queue if ticket.profile == profile]
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
         return [*(Refuse(ticket, error) for ticket in refused), *self._advance(now)]
@@ -196,25 +212,49 @@ class Policy:
         """Note that a server has gone by command."""
         if self._is_proven(profile, now):
             self._faults.pop(profile, None)
+        resident = self._residents.get(profile)
         self._drop(profile)
         self._freed = now
+        # Who made room for another comes back when there is room again; not whom an operator has unloaded.
+        if resident is not None and resident.model.is_warm and not resident.is_unwanted:
+            self._standing[profile] = resident.model
         return self._advance(now)
 
     def crashed(self, profile: str, error: DeckError, now: float) -> list[Command]:
         """Note that a server ended by itself; whoever waits for it still wants it."""
         was_proven = self._is_proven(profile, now)
+        resident = self._residents.get(profile)
         self._drop(profile)
+        if resident is not None and not resident.is_unwanted:
+            self._want_again(resident.model)
         if was_proven:
             self._faults.pop(profile, None)
         else:
             self._fault(profile, error, now)
         fault = self._faults.get(profile)
         commands: list[Command] = []
-        if fault is not None and now + _PATIENCE < fault.until:
+        if fault is not None and now + fault.patience < fault.until:
             refused = [ticket for ticket in self._queue if ticket.profile == profile]
             self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
             commands += [Refuse(ticket, _again(fault, now)) for ticket in refused]
         return [*commands, *self._advance(now)]
+
+    def hung(self, profile: str, now: float) -> list[Command]:
+        """Note that a server hangs and is being ended: nobody new may use it; `crashed` follows."""
+        resident = self._residents.get(profile)
+        if resident is not None and resident.state == "ready":
+            resident.state = "stopping"
+        return self._advance(now)
+
+    def recycle(self, profile: str, now: float) -> list[Command] | None:
+        """Stop a server as soon as nobody uses it; whoever wants it then gets a new one. None = it goes already."""
+        resident = self._residents.get(profile)
+        if resident is None or resident.state != "ready" or resident.is_unwanted:
+            return None
+        commands = self.unload(profile, now)
+        if resident.model.is_warm or resident.model.restarts:
+            self._standing[profile] = resident.model
+        return commands
 
     def forgive(self, profile: str) -> None:
         """Forget the failures of a profile: it was changed, or an operator wants it tried."""
@@ -226,13 +266,21 @@ class Policy:
 
     def preload(self, model: Model, now: float) -> list[Command]:
         """Start a model that nobody asked for yet, if there is room without stopping another."""
-        if model.name in self._residents or not room_for(model, self._residents.values(), self._memory).is_free:
+        resident = self._residents.get(model.name)
+        if resident is not None:
+            if model.is_warm and (resident.is_unwanted or resident.state == "stopping"):
+                self._standing[model.name] = model
+            return []
+        if not room_for(model, self._residents.values(), self._memory).is_free:
+            if model.is_warm:
+                self._standing[model.name] = model
             return []
         return [self._start(model, now)]
 
     def unload(self, profile: str, now: float) -> list[Command]:
         """Stop a server as soon as nobody uses it; until then nobody new may."""
         resident = self._residents.get(profile)
+        self._standing.pop(profile, None)
         if resident is not None:
             resident.is_unwanted = True
         return self._advance(now)
@@ -248,7 +296,7 @@ class Policy:
         """Note that a server's idle time is over; one that is in use or wanted stays."""
         resident = self._residents.get(profile)
         wanted = any(ticket.profile == profile for ticket in self._queue)
-        if resident is None or resident.state != "ready" or resident.granted or wanted:
+        if resident is None or resident.state != "ready" or resident.granted or wanted or resident.model.is_warm:
             return []
         return [self._stop(resident)]
 
@@ -271,7 +319,8 @@ class Policy:
             pins = (time for item in self._residents.values() if item.book is not None for time in item.book.ends(now))
             turns = (item.since + item.claim.alone for item in self._queue if item.claim is not None)
             times += [time for time in (*stays, *tries, *pins, *turns) if time > now]
-        return min(times, default=None)
+        held = (self._faults[name].until for name in self._standing if name in self._faults)
+        return min((*times, *(time for time in held if time > now)), default=None)
 
     def _is_proven(self, profile: str, now: float) -> bool:
         resident = self._residents.get(profile)
@@ -297,7 +346,7 @@ class Policy:
 
     def _advance(self, now: float) -> list[Command]:
         if not self._queue:
-            return self._unwanted()
+            return [*self._unwanted(), *self._restart(now)]
         commands: list[Command] = []
         going: set[str] = set()
         asked: set[str] = set()
@@ -329,12 +378,26 @@ class Policy:
                 going.update(item.model.name for item in leaving)
                 commands += [self._stop(item) for item in leaving if item.may_stop(now)]
         commands += self._unwanted()
+        return commands if is_reserved else [*commands, *self._restart(now)]
+
+    def _restart(self, now: float) -> list[Command]:
+        """Start what is to be up though nobody waits for it, as far as there is room that nobody waits for."""
+        commands: list[Command] = []
+        for name, model in list(self._standing.items()):
+            if name in self._residents or self._is_held_off(name, now):
+                continue
+            if room_for(model, self._residents.values(), self._memory).is_free:
+                commands.append(self._start(model, now))
         return commands
 
     def _is_kept(self, resident: Resident, now: float) -> bool:
         """Tell whether a server still serves its own waiters before it makes room for one ahead of them."""
         is_new = resident.state == "ready" and now < resident.stays_until
         return is_new and any(ticket.profile == resident.model.name for ticket in self._queue)
+
+    def _want_again(self, model: Model) -> None:
+        if model.is_warm or model.restarts:
+            self._standing[model.name] = model
 
     def _is_held_off(self, profile: str, now: float) -> bool:
         fault = self._faults.get(profile)
@@ -370,6 +433,7 @@ class Policy:
             self._per_token.pop(ticket.token, None)
 
     def _start(self, model: Model, now: float) -> Start:
+        self._standing.pop(model.name, None)
         self._residents[model.name] = Resident(model, since=now, used=now)
         return Start(model.name)
 
@@ -409,4 +473,6 @@ class Policy:
 def _again(fault: _Fault, now: float) -> DeckError:
     error, left = fault.error, fault.until - now
     message = f"{error.message} (failed {fault.count} times in a row; tried again in {max(1, round(left))} s)"
-    return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=max(1.0, left), should_retry=error.should_retry)
+    # Who is told not to try again is not told when.
+    retry_after = None if error.should_retry is False else max(1.0, left)
+    return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=retry_after, should_retry=error.should_retry)

@@ -20,6 +20,8 @@ class Model:
         priority: added to that of each of its exchanges.
         concurrency: most exchanges at a time, below what its slots allow; None = as many as its slots.
         min_resident: how long it stays at least, so that two busy models do not only load.
+        is_warm: it is started whenever there is room, though nobody asks for it.
+        restarts: after a crash it is started again, though nobody asks for it.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Model:
     priority: int = 0
     concurrency: int | None = None
     min_resident: float = 0.0
+    is_warm: bool = False
+    restarts: bool = False
 
 
 @value(frozen=True, slots=True)

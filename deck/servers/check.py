@@ -18,6 +18,7 @@ from deck.contracts import Address, Replica
 from deck.errors import DeckError
 from deck.profile import Profile, nearest
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
+from deck.servers.hooks import hook_fault
 from deck.servers.journal import error_line
 from deck.servers.process import start_faults
 from deck.servers.remote import Remote, key_fault
@@ -34,6 +35,9 @@ def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] =
         fault = key_fault(profile, environ)
         return [f"{', '.join(profile.server.addresses)} {fault}"] if fault is not None else []
     found = start_faults(profile)
+    hook = hook_fault(profile, environ.get("PATH"))
+    if hook is not None:
+        found.append(hook)
     try:
         binary = find_binary(profile, config, environ.get("PATH"))
     except CommandError as exc:

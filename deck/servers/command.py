@@ -120,6 +120,8 @@ def setting_faults(profile: Profile) -> list[str]:
         for flag in flags(profile.server.args)
         if (reason := _owned(flag)) is not None
     ]
+    if profile.server.save_slots and "--slot-save-path" in flags(profile.server.args):
+        faults.append(f"--slot-save-path may not be in [server] args of {profile.source} beside save_slots")
     for name in profile.server.env:
         if _REFUSED_ENV.match(name):
             faults.append(f"{name} may not be in [server] env of {profile.source}: use args, or the key for it")
@@ -175,6 +177,11 @@ def usable_cpus() -> int:
 def guarded(argv: Sequence[str]) -> list[str]:
     """Return the command that runs `argv` and ends with this process."""
     return [sys.executable, "-I", "-S", str(_CHILD), "--parent", str(os.getpid()), "--", *argv]
+
+
+def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what any program needs of an environment; no keys, no settings of Deck's or of llama-server's."""
+    return {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
 
 
 def environment(profile: Profile, environ: Mapping[str, str], *, key: str | None, config_home: Path) -> dict[str, str]:

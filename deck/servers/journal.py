@@ -19,6 +19,8 @@ _FILE_BYTES = 5 * 1000 * 1000
 _OLD_FILES = 2
 _LINE_BYTES = 4096
 _SHOWN = 300
+# How far back a cause is looked for, however few lines an error shows.
+_RECENT = 60
 
 # llama-server says one cause in several lines: the first pattern that matches any line tells most.
 _TELLING = tuple(
@@ -40,13 +42,17 @@ class Journal:
 
     Args:
         path: the file; older ones are `path.1` and `path.2`. Nothing is kept in files if it cannot be written.
-        keep: how many last lines stay in memory.
+        keep: how many last lines are shown.
         secret: text that is never kept.
+
+    `written` counts the bytes that came in.
     """
 
     def __init__(self, path: Path, *, keep: int, secret: str | None = None, file_bytes: int = _FILE_BYTES) -> None:
         self.path = path
-        self._lines: deque[str] = deque(maxlen=keep)
+        self.written = 0
+        self._shown = keep
+        self._lines: deque[str] = deque(maxlen=max(keep, _RECENT))
         self._secret = secret.encode() if secret else None
         self._file_bytes = file_bytes
         self._rest = b""
@@ -55,11 +61,22 @@ class Journal:
 
     @property
     def tail(self) -> Sequence[str]:
-        """The last lines."""
+        """The last lines that are to be shown."""
+        return self.recent[-self._shown :]
+
+    @property
+    def recent(self) -> Sequence[str]:
+        """The last lines, at least as many as are shown."""
         return tuple(self._lines)
+
+    @property
+    def begun(self) -> str:
+        """What was printed of a line that has not ended yet, as dots of progress."""
+        return self._without_secret(self._rest).decode(errors="replace")
 
     def write(self, data: bytes) -> None:
         """Take what was printed."""
+        self.written += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._keep(line)
@@ -77,9 +94,7 @@ class Journal:
             self._file = None
 
     def _keep(self, line: bytes) -> None:
-        if self._secret is not None:
-            line = line.replace(self._secret, b"[key]")
-        line = line.rstrip(b"\r")
+        line = self._without_secret(line).rstrip(b"\r")
         if line.strip():
             self._lines.append(line[:_LINE_BYTES].decode(errors="replace"))
         if self._file is None:
@@ -92,6 +107,9 @@ class Journal:
                 self._size += len(line) + 1
         except OSError as exc:
             self._give_up(exc)
+
+    def _without_secret(self, line: bytes) -> bytes:
+        return line.replace(self._secret, b"[key]") if self._secret is not None else line
 
     def _open(self) -> BinaryIO | None:
         try:
@@ -119,7 +137,12 @@ class Journal:
 
 def telling_line(lines: Sequence[str]) -> str | None:
     """Return the line that says most of why a server ended, without its log prefix; None = nothing was printed."""
-    return error_line(lines) or (_PREFIX.sub("", lines[-1].strip())[:_SHOWN] if lines else None)
+    return error_line(lines) or (plain(lines[-1]) if lines else None)
+
+
+def plain(line: str) -> str:
+    """Return a line without its log prefix, not too long."""
+    return _PREFIX.sub("", line.strip())[:_SHOWN]
 
 
 def error_line(lines: Sequence[str]) -> str | None:
@@ -127,5 +150,5 @@ def error_line(lines: Sequence[str]) -> str | None:
     for pattern in _TELLING:
         for line in reversed(lines):
             if pattern.search(line) and not _SAYS_NOTHING.search(line):
-                return _PREFIX.sub("", line.strip())[:_SHOWN]
+                return plain(line)
     return None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 from deck.config import Config
 from deck.contracts import Server
 from deck.plugins import Plugins
 from deck.profile import Profile
+from deck.servers.claim import Claim
 from deck.servers.gguf import facts_of_file
 from deck.servers.process import Process
 from deck.servers.remote import Remote
+from deck.servers.slots import remove_old
+
+_log = logging.getLogger("deck.servers")
 
 
 class LocalLauncher:
@@ -24,12 +30,39 @@ class LocalLauncher:
     def __init__(self, config: Config, plugins: Plugins | None = None) -> None:
         self._config = config
         self._plugins = plugins
+        self._claim: Claim | None = None
+
+    def open(self) -> None:
+        """Claim the state directory, remove what Decks that were killed left in it, and warn of others that use it."""
+        try:
+            self._claim = claim = Claim(self._config.state)
+            removed = claim.sweep()
+            remove_old(self._config.state, time.time())
+        except OSError as exc:
+            _log.warning("sockets that a dead Deck left in %s cannot be removed: %s", self._config.state, exc.strerror)
+            return
+        if removed:
+            _log.info("removed %d files that a dead Deck left in %s", removed, claim.directory)
+        if others := claim.others():
+            pids = ", ".join(map(str, others))
+            _log.warning(
+                "another Deck (process %s) uses the state directory %s too: neither knows what memory the other takes;"
+                " give each its own with --state",
+                pids,
+                self._config.state,
+            )
+
+    def close(self) -> None:
+        """Give the state directory up."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     def launch(self, profile: Profile) -> Server:
         """Return the server of the profile, not yet started."""
         if profile.server.is_remote:
             return Remote(profile)
-        return Process(profile, self._config, family_arguments=self._arguments(profile))
+        return Process(profile, self._config, family_arguments=self._arguments(profile), claim=self._claim)
 
     def faulty(self, profile: Profile) -> Server | None:
         """Return the failed server of a profile that cannot start, None = it may; runs nothing."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deck.contracts import Address
+from deck.servers.claim import Claim
 
 # A socket's path holds 104 bytes on macOS, 108 on Linux.
 _LONGEST_PATH = 100
@@ -37,8 +38,13 @@ class Place:
                 self.temporary.rmdir()
 
 
-def make_place(name: str, state: Path) -> Place:
+def make_place(name: str, state: Path, claim: Claim | None = None) -> Place:
     """Make the directories and choose a free address for the model of that name; stale sockets of it are removed.
+
+    Args:
+        name: the model's.
+        state: the state directory.
+        claim: whose the files are to be; None = nobody says.
 
     Raises:
         OSError: a directory cannot be made or is not private.
@@ -51,11 +57,12 @@ def make_place(name: str, state: Path) -> Place:
     if not hasattr(socket, "AF_UNIX"):
         return Place(address=Address(port=free_port()), log=log, config_home=config_home)
     directory, temporary = private(state / "run"), None
-    remove_stale(directory, slug)
+    if claim is None:
+        remove_stale(directory, slug)  # else whoever claimed has swept, and knows whose they are
     # Not the name alone: another Deck on the same state directory may serve the same model.
-    uds = directory / f"{slug}-{secrets.token_hex(4)}{_SUFFIX}"
+    uds = directory / (claim.socket_name(slug) if claim else f"{slug}-{secrets.token_hex(4)}{_SUFFIX}")
     if len(os.fsencode(uds)) >= _LONGEST_PATH:
-        temporary = Path(tempfile.mkdtemp(prefix="deck-"))
+        temporary = claim.temporary() if claim else Path(tempfile.mkdtemp(prefix="deck-"))
         uds = temporary / f"{secrets.token_hex(4)}{_SUFFIX}"
     return Place(address=Address(uds=str(uds)), log=log, config_home=config_home, temporary=temporary)
 

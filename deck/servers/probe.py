@@ -64,6 +64,18 @@ class Probe:
         answer.raise_for_status()
         return _object(answer)
 
+    async def slot(self, number: int, action: str, file: str, *, limit: float) -> int:
+        """Save or restore one slot's prompt cache and return its tokens, within so many seconds.
+
+        Raises:
+            httpx.HTTPError: it refused, as a server without `--slot-save-path` does, or broke off.
+        """
+        url = f"{self._prefix}/slots/{number}?action={action}"
+        answer = await self._client.post(url, json={"filename": file}, timeout=limit)
+        answer.raise_for_status()
+        found = _object(answer)
+        return _typed(found.get("n_saved", found.get("n_restored")), int) or 0
+
     async def meta(self) -> Mapping[str, Any]:
         """Return what `/v1/models` says of the model, as its parameters, size and trained context; {} = nothing."""
         with contextlib.suppress(httpx.HTTPError):

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from typing import Any
 import httpx
 
 from deck.config import Config
-from deck.contracts import Address, Facts, ServerState
-from deck.errors import DeckError, ErrorKind
+from deck.contracts import Address, Doing, Facts, ServerState
+from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
 from deck.servers import gguf
+from deck.servers.causes import lasting
+from deck.servers.claim import Claim
 from deck.servers.command import (
     Binary,
     CommandError,
@@ -32,15 +35,20 @@ from deck.servers.command import (
     guarded,
     setting_faults,
 )
+from deck.servers.hooks import HookError, HookRunner, facts
 from deck.servers.journal import Journal, telling_line
-from deck.servers.memory import resident_bytes
 from deck.servers.place import Place, make_place
 from deck.servers.probe import Health, Probe, facts_of, probing
+from deck.servers.progress import doing
+from deck.servers.slots import SlotFiles, signature_of
+from deck.servers.vitals import LoadPulse, vitals
 
 _log = logging.getLogger("deck.servers")
 
 _POLL_FIRST, _POLL_MOST, _POLL_GROWTH = 0.02, 0.25, 1.5
 _READ = 65536
+# How often a load is looked at for signs of life.
+_LOOK = 1.0
 _STOPPED_EARLY = "was stopped while it started"
 # How long output may still come after the end of the process, and how long SIGKILL may take.
 _DRAIN, _REAP = 1.0, 10.0
@@ -54,6 +62,7 @@ class Process:
         config: where its files lie.
         environ: what the child's environment is taken from.
         family_arguments: what the model's family wants of llama-server.
+        claim: whose its files are, None = nobody says.
     """
 
     def __init__(
@@ -63,8 +72,10 @@ class Process:
         environ: Mapping[str, str] = os.environ,
         *,
         family_arguments: Sequence[str] = (),
+        claim: Claim | None = None,
     ) -> None:
         self.profile = profile
+        self._claim = claim
         self._family_arguments = family_arguments
         self._config = config
         self._environ = environ
@@ -77,6 +88,12 @@ class Process:
         self._pid: int | None = None
         self._watch: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
+        self._began = 0.0
+        self._remedy: str | None = None
+        self._condemned: str | None = None
+        self._slots: SlotFiles | None = None
+        self._signature: str | None = None
+        self._hooks = HookRunner(environ)
 
     @property
     def state(self) -> ServerState:
@@ -113,6 +130,15 @@ class Process:
         """The process, None = none runs."""
         return self._pid
 
+    @property
+    def doing(self) -> Doing | None:
+        """What it is about while it starts, None = it does not."""
+        if self._state not in (ServerState.STARTING, ServerState.LOADING):
+            return None
+        journal = self._journal
+        line, share = doing(journal.recent, journal.begun) if journal is not None else ("", None)
+        return Doing(line=line, share=share, seconds=time.monotonic() - self._began)
+
     def is_faulty(self) -> bool:
         """Tell whether it cannot start, as far as that is plain without running anything; `reason` then says why."""
         try:
@@ -124,7 +150,8 @@ class Process:
 
     def memory(self) -> int | None:
         """Return the bytes of memory that the process takes now; not what it takes on a graphics card."""
-        return resident_bytes(self._pid) if self._pid is not None else None
+        found = vitals(self._pid) if self._pid is not None else None
+        return found.resident if found is not None else None
 
     async def start(self) -> None:
         """Start and wait until ready; when this is cancelled or fails, nothing is left running.
@@ -134,16 +161,22 @@ class Process:
         """
         assert self._state in (ServerState.STOPPED, ServerState.FAILED), "started twice"
         self._state, self._reason, self._facts = ServerState.STARTING, None, Facts()
+        self._remedy = self._condemned = self._slots = self._signature = None
+        self._began = time.monotonic()
         self._ended.clear()
         try:
-            await self._spawn(self._prepared())
-            if self._state is not ServerState.STARTING:
-                raise self._failure(_STOPPED_EARLY)
+            binary = self._prepared()
+            if self.profile.hooks.before_start:
+                await self._first_hook()
+                self._check_wanted()
+            await self._spawn(binary)
+            self._check_wanted()
             await self._until_ready()
         except BaseException as exc:
             await self._abandon(exc)
             raise
         self._state = ServerState.READY
+        self._hook("after_ready")
 
     async def stop(self, *, grace: float) -> None:
         """Stop in order: SIGTERM to the group, grace seconds, SIGKILL; idempotent."""
@@ -151,18 +184,35 @@ class Process:
         if watch is None or watch.done():
             self._state = self._state if self._state is ServerState.FAILED else ServerState.STOPPED
             return
-        self._state = ServerState.DRAINING
-        self._signal(signal.SIGTERM)
+        was_ready = self._state is ServerState.READY
+        if self._condemned is None:
+            self._state = ServerState.DRAINING
         try:
+            if was_ready:
+                await self._keep_slots()
+            self._signal(signal.SIGTERM)
             await asyncio.wait({watch}, timeout=grace)
         finally:
             self._signal(signal.SIGKILL)
         await asyncio.wait({watch}, timeout=_REAP)
-        self._state = ServerState.STOPPED
+        if self._condemned is None:
+            self._state = ServerState.STOPPED
+            self._hook("on_stop")
+        await self._hooks.settle()
+
+    def condemn(self, reason: str) -> None:
+        """Give it up as hung: from now on it has failed for this reason; `stop` then ends its process."""
+        if self._state is ServerState.READY:
+            self._condemned = self._reason = reason
+            self._state = ServerState.FAILED
 
     async def wait_ended(self) -> None:
         """Return when the process has ended; its state is `FAILED` if it did so by itself."""
         await self._ended.wait()
+
+    def _check_wanted(self) -> None:
+        if self._state is not ServerState.STARTING:
+            raise self._failure(_STOPPED_EARLY)
 
     def _checked(self) -> Binary:
         """Check what can be checked before anything runs."""
@@ -172,23 +222,29 @@ class Process:
         except CommandError as exc:
             faults.append(str(exc))
         if faults:
-            raise self._failure("; ".join(faults), is_permanent=True)
+            raise self._not_run("; ".join(faults))
         return binary
 
     def _prepared(self) -> Binary:
         """Check, and choose the places of its files."""
         binary = self._checked()
         try:
-            self._place = make_place(self.profile.id, self._config.state)
+            self._place = make_place(self.profile.id, self._config.state, self._claim)
+            if self.profile.server.save_slots:
+                limit = self.profile.server.save_limit
+                self._slots = SlotFiles(self.profile.id, self._config.state, limit=limit)
         except OSError as exc:
-            raise self._failure(f"no private directory for its files: {exc}", is_permanent=True) from exc
+            raise self._not_run(f"no private directory for its files: {exc}") from exc
         return binary
 
     async def _spawn(self, binary: Binary) -> None:
         assert self._place is not None
         self._key = secrets.token_urlsafe(32)
         self._journal = Journal(self._place.log, keep=self.profile.server.log_lines, secret=self._key)
-        argv = guarded([*binary.argv, *self._arguments(binary)])
+        argv = guarded([*binary.argv, *self._arguments(binary, self._place.address)])
+        if self._slots is not None:
+            launch = [*binary.argv, *self._arguments(binary, Address())]
+            self._signature = signature_of(launch, self.profile.source.absolute().parent)
         env = environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent
@@ -215,9 +271,9 @@ class Process:
                 self._pid = child.pid
                 self._watch = asyncio.create_task(self._watched(child, output, self._journal))
 
-    def _arguments(self, binary: Binary) -> list[str]:
-        assert self._place is not None
-        return arguments(self.profile, self._place.address, embedded=binary.is_embedded, family=self._family_arguments)
+    def _arguments(self, binary: Binary, address: Address) -> list[str]:
+        argv = arguments(self.profile, address, embedded=binary.is_embedded, family=self._family_arguments)
+        return [*argv, "--slot-save-path", str(self._slots.directory)] if self._slots is not None else argv
 
     async def _watched(self, child: asyncio.subprocess.Process, output: int, journal: Journal) -> None:
         """Own the child and its output until both have ended."""
@@ -234,9 +290,16 @@ class Process:
             journal.close()
             if self._place is not None:
                 self._place.release()
-        if self._state is not ServerState.DRAINING:
+        if self._condemned is not None:
+            self._reason = self._told(self._condemned)
+            self._hook("on_crash")
+        elif self._state is not ServerState.DRAINING:
+            has_served = self._state is ServerState.READY
             self._state = ServerState.FAILED
-            self._reason = self._told(_exit_text(code))
+            self._remedy = None if has_served else lasting(code, journal.recent)
+            self._reason = self._told(_exit_text(code), self._remedy)
+            if has_served:
+                self._hook("on_crash")
         self._ended.set()
 
     async def _until_ready(self) -> None:
@@ -247,6 +310,7 @@ class Process:
                 props = await probe.props() or {}
                 self._check_own(props)
                 self._facts = facts_of(props, await self._metadata(probe))
+                await self._bring_slots(probe)
         except TimeoutError:
             message = f"was not ready after {limit:g} s; see [server] load_timeout in {self.profile.source}"
             raise self._failure(self._told(message)) from None
@@ -257,6 +321,8 @@ class Process:
 
     async def _poll(self, probe: Probe) -> None:
         pause = _POLL_FIRST
+        looked = time.monotonic()
+        pulse = LoadPulse(looked)
         while (health := await probe.health()) is not Health.READY:
             if health is Health.LOADING and self._state is ServerState.STARTING:
                 self._state = ServerState.LOADING
@@ -265,13 +331,26 @@ class Process:
                     await self._ended.wait()
             await self._raise_if_ended()
             pause = min(pause * _POLL_GROWTH, _POLL_MOST)
+            now = time.monotonic()
+            if now - looked >= _LOOK:
+                looked = now
+                self._check_alive(pulse, now)
+
+    def _check_alive(self, pulse: LoadPulse, now: float) -> None:
+        """Give up on a load that shows no sign of life for too long; where none can be seen, its time alone counts."""
+        limit = self.profile.server.load_stall
+        if not limit or self._pid is None or self._journal is None:
+            return
+        if pulse.silent(now, vitals(self._pid), self._journal.written) >= limit:
+            what = f"hung: for {limit:g} s it printed nothing, took no processor time and read nothing"
+            raise self._failure(self._told(f"{what}; see [server] load_stall in {self.profile.source}"))
 
     async def _raise_if_ended(self) -> None:
         if not self._ended.is_set():
             return
         if self._reason is None:
             raise self._failure(_STOPPED_EARLY)
-        raise self._failure(self._reason)
+        raise self._failure(self._reason, should_retry=None if self._remedy is None else False)
 
     async def _metadata(self, probe: Probe) -> Mapping[str, Any]:
         model = self.profile.server.model
@@ -296,20 +375,57 @@ class Process:
         self._state = ServerState.STOPPED if is_stopped else ServerState.FAILED
         if isinstance(cause, DeckError):
             self._reason = cause.message
+        if not is_stopped:
+            self._hook("on_crash")
 
-    def _failure(self, what: str, *, is_permanent: bool = False) -> DeckError:
+    def _failure(self, what: str, *, should_retry: bool | None = None) -> DeckError:
         message = f"model {self.profile.id!r} did not start: {what}"
-        return DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False if is_permanent else None)
+        return DeckError(ErrorKind.UNAVAILABLE, message, should_retry=should_retry)
 
-    def _told(self, what: str) -> str:
+    def _not_run(self, what: str) -> NotRunError:
+        return NotRunError(
+            ErrorKind.UNAVAILABLE, f"model {self.profile.id!r} did not start: {what}", should_retry=False
+        )
+
+    async def _keep_slots(self) -> None:
+        """Save what the slots hold, for the next start."""
+        if self._slots is None or self._signature is None:
+            return
+        async with probing(self.address, self._key) as probe:
+            tokens = await self._slots.save(probe, f"{self._signature} {self._facts.build}", self._facts.slots or 1)
+        if tokens:
+            _log.info("model %s: %d tokens of its slots are saved", self.profile.id, tokens)
+
+    async def _bring_slots(self, probe: Probe) -> None:
+        """Give the slots what was saved of a server like this one."""
+        if self._slots is None or self._signature is None:
+            return
+        if tokens := await self._slots.restore(probe, f"{self._signature} {self._facts.build}"):
+            _log.info("model %s: %d tokens of its slots are restored", self.profile.id, tokens)
+
+    async def _first_hook(self) -> None:
+        try:
+            await self._hooks.run(self.profile, self._event("before_start"))
+        except HookError as exc:
+            raise self._failure(str(exc)) from exc
+
+    def _hook(self, event: str) -> None:
+        """Run a hook that nobody waits for."""
+        if getattr(self.profile.hooks, event):
+            self._hooks.spawn(self.profile, self._event(event))
+
+    def _event(self, event: str) -> Mapping[str, str]:
+        address = self.address.uds or f"{self.address.host}:{self.address.port}"
+        return facts(event, self.profile, pid=self._pid, address=address, reason=self._reason or "")
+
+    def _told(self, what: str, remedy: str | None = None) -> str:
         tail = self._journal.tail if self._journal is not None else ()
         line = telling_line(tail)
         if line is None:
-            return f"{what}; it printed nothing"
-        return (
-            f"{what}: {line}\nlast lines of {self._journal.path.name if self._journal else 'its log'}:\n"
-            + "\n".join(tail)
-        )
+            return f"{what}; it printed nothing{f' ({remedy})' if remedy else ''}"
+        where = self._journal.path.name if self._journal is not None else "its log"
+        cause = f"{line} ({remedy})" if remedy else line
+        return f"{what}: {cause}\nlast lines of {where}:\n" + "\n".join(tail)
 
     def _signal(self, number: int) -> None:
         if self._pid is not None:

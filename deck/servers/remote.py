@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deck.contracts import Address, Facts, Replica, ReplicaState, ServerState
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
 from deck.servers.backend import Backend, Fate, fate_of
 from deck.servers.backend import address_of as address_of
@@ -381,9 +381,9 @@ class Remote:
 
     def _failed(self, what: str, *, is_permanent: bool = False) -> DeckError:
         self._state, self._reason = ServerState.FAILED, what
-        retry_after = None if is_permanent else _RETRY_AFTER
-        should_retry = False if is_permanent else None
-        return DeckError(ErrorKind.UNAVAILABLE, what, retry_after=retry_after, should_retry=should_retry)
+        if is_permanent:
+            return NotRunError(ErrorKind.UNAVAILABLE, what, should_retry=False)
+        return DeckError(ErrorKind.UNAVAILABLE, what, retry_after=_RETRY_AFTER)
 
 
 def common_facts(several: Iterable[Facts]) -> Facts:

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from deck.testing.frames import content, done, finish, role, text, text_end, usa
 _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
 _TURNS = 4
+_PIECE = 4000
 _PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 503: "Service Unavailable"}
 
 
@@ -111,6 +113,7 @@ class FakeLlama:
         alias: the model's name.
         n_ctx: of one slot.
         slots: how many there are.
+        has_dots: a dot is printed for each such 503, as for a percent of a load.
         routes: JSON answers to further paths, as `{"/tokenize": {"tokens": [1]}}`, or functions that make them.
     """
 
@@ -125,6 +128,7 @@ class FakeLlama:
         alias: str = "fake",
         n_ctx: int = 4096,
         slots: int = 1,
+        has_dots: bool = False,
         routes: Mapping[str, Any] | None = None,
     ) -> None:
         self.requests: list[Received] = []
@@ -132,6 +136,7 @@ class FakeLlama:
         self.host, self.port = host, port
         self._script = script
         self._served = 0
+        self._has_dots = has_dots
         self._api_key = api_key
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -229,6 +234,8 @@ class FakeLlama:
         if request.path == "/health":
             status = 503 if self.unhealthy > 0 else 200
             self.unhealthy = max(self.unhealthy - 1, 0)
+            if status == 503 and self._has_dots:
+                print(".", end="", file=sys.stderr, flush=True)
             await _send_json(writer, status, _LOADING if status == 503 else {"status": "ok"})
         elif self._api_key and request.headers.get("authorization") != f"Bearer {self._api_key}":
             await _send_json(writer, 401, _error(401, "Invalid API Key", "authentication_error"))
@@ -424,12 +431,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY"))
     parser.add_argument("--fake-text", default="Hello from nobody .", help="its words are the deltas of every answer")
+    parser.add_argument("--fake-long", type=int, default=0, help="bytes of every answer, instead of its text")
     parser.add_argument("--fake-unhealthy", type=int, default=0, help="how many times /health answers 503 first")
     parser.add_argument("--fake-exit", type=int, help="fail as a load does: say so and exit with this code")
+    parser.add_argument("--fake-says", help="what it prints first")
     parser.add_argument("--fake-crash", action="store_true", help="crash in the middle of the first answer")
     parser.add_argument("--fake-stall", action="store_true", help="never end an answer")
+    parser.add_argument("--fake-dots", action="store_true", help="print a dot each time that /health answers 503")
+    parser.add_argument("--fake-busy", action="store_true", help="take processor time all the while")
     parser.add_argument("--fake-deaf", action="store_true", help="ignore SIGTERM")
     options, _ = parser.parse_known_args(argv)
+    if options.fake_says is not None:
+        print(options.fake_says, file=sys.stderr, flush=True)
     if options.fake_exit is not None:
         print(
             f"failed to load model '{options.model}'\nexiting due to model loading error", file=sys.stderr, flush=True
@@ -439,8 +452,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _burn() -> None:
+    while True:
+        sum(range(1000))
+
+
 async def _run(options: argparse.Namespace) -> None:
-    reply = say(*(f"{word} " for word in options.fake_text.split()))
+    pieces = ["x" * _PIECE] * (options.fake_long // _PIECE) or [f"{word} " for word in options.fake_text.split()]
+    reply = say(*pieces)
     if options.fake_crash or options.fake_stall:
         act = Act.EXIT if options.fake_crash else Act.STALL
         reply = Reply(steps=(*reply.steps[:2], act))
@@ -453,7 +472,10 @@ async def _run(options: argparse.Namespace) -> None:
         alias=options.alias or Path(options.model).stem,
         n_ctx=options.ctx_size // max(options.parallel, 1),
         slots=max(options.parallel, 1),
+        has_dots=options.fake_dots,
     )
+    if options.fake_busy:
+        threading.Thread(target=_burn, daemon=True).start()
     asked_to_stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, (lambda: None) if options.fake_deaf else asked_to_stop.set)

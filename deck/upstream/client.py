@@ -139,6 +139,22 @@ class UpstreamClient:
                 while await response.next_chunk():
                     pass
 
+    async def status(self, server: Server, route: str, limit: float) -> int | None:
+        """Return the status that a route of observation answers with, None = nothing in so many seconds."""
+        address = server.address
+        key = [(b"authorization", b"Bearer " + server.key.encode())] if server.key else []
+        limits = TimeLimits(pool=limit, connect=limit, write=limit, head=limit, read=limit)
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(limit):
+                path = address.prefix + route
+                response = await self._transport.send(target_of(server), "GET", path, key, limits=limits)
+                try:
+                    await response.read(_ANSWER_LIMIT)
+                finally:
+                    response.close()
+                return response.status
+        return None
+
     def forget(self, server: Server) -> None:
         """Close every connection to a server that is going away."""
         for backend in (server, *(server.backends() if isinstance(server, Replicated) else ())):
@@ -203,7 +219,7 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
         return DeckError(ErrorKind.UPSTREAM_TIMEOUT, message)
     if isinstance(exc, httpx.PoolTimeout):
         return DeckError(ErrorKind.RATE_LIMIT, f"too many connections to {name!r}; try again later", retry_after=5)
-    if not server.profile.server.is_remote:
+    if not server.profile.server.is_remote and server.reason is None:
         # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(server.wait_ended(), _END_WAIT)

@@ -24,18 +24,23 @@ DEADLINE = 20.0
 SOON = 1.0
 
 
-def bounded(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+def bounded(test: Callable[P, Coroutine[Any, Any, None]], seconds: float = DEADLINE) -> Callable[P, None]:
     """Run an asynchronous test within its own deadline."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         async def main() -> None:
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(seconds):
                 await test(*args, **kwargs)
 
         asyncio.run(main())
 
     return run
+
+
+def unhurried(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an asynchronous test that starts several processes, one after another."""
+    return bounded(test, 3 * DEADLINE)
 
 
 @dataclass

@@ -256,7 +256,7 @@ async def test_a_stranger_on_the_port_is_never_adopted(tmp_path: Path, monkeypat
     file.write_text(local(tmp_path, "good"))
     async with FakeLlama(alias="stranger") as stranger:
         place = Place(address=Address(port=stranger.port), log=tmp_path / "log", config_home=tmp_path)
-        monkeypatch.setattr("deck.servers.process.make_place", lambda name, state: place)
+        monkeypatch.setattr("deck.servers.process.make_place", lambda name, state, claim: place)
         server = Process(load_profile(file), Config(state=tmp_path / "state"))
         with pytest.raises(DeckError, match=r"'stranger', listens|exited with status"):
             await server.start()

@@ -34,6 +34,7 @@ def test_every_model_is_listed_with_its_state(running: App) -> None:
         "id": "m1",
         "kind": "chat",
         "state": "stopped",
+        "loading": None,
         "running": 0,
         "waiting": 0,
         "slots": None,

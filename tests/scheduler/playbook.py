@@ -2,7 +2,7 @@
 
     # name of the play
     policy memory=8 queue=2 wait=10 tokens=1 ageing=30
-    a memory=4 group=g pinned priority=1 concurrency=1 stay=20        what a model is; a remote one says `remote`
+    a memory=4 group=g pinned priority=1 concurrency=1 stay=20        what a model is; `remote`, `warm`, `restarts` too
     @5 a1 arrives token=x priority=2 credit=100 -> start a            a ticket is its model's letter and a number
     a ready 2 pool=1000 -> grant a1, grant a2                         slots, 0 = no bound
     a1 takes 50                                                       what it was found to take, once it runs
@@ -10,7 +10,8 @@
     a ready 2 book -> grant a1 in 0                                   Deck gives them out; grace 60 s, longest 1800 s
     a slots 1                                                         some of its servers went or came back
     a1 ends | a1 leaves | a stopped | a crashes | a idle -> stop a, refuse b1 unavailable
-    a fails | a fails memory | a fails unrun                          why it did not start
+    a fails | a fails memory | a fails unrun | a fails lasting        why it did not start
+    a hangs | a recycle                                               what was seen of a ready one
     a unload | a preload | a forgive | tick                           an operator's words, and time alone
 
 `@5` sets the clock, which otherwise stands still; nothing after `->`, or no `->`, means no command.
@@ -29,6 +30,7 @@ from deck.scheduler.policy import Policy
 from deck.scheduler.slots import Claim, SlotBook
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Ticket
 
+_EVENTS = ("ready", "slots", "fails", "stopped", "crashes", "hangs", "recycle", "idle", "unload", "preload", "forgive")
 FILE = Path(__file__).parent / "playbooks.txt"
 
 
@@ -79,7 +81,7 @@ class Play:
 
     @staticmethod
     def is_event(words: list[str]) -> bool:
-        return words[1] in ("ready", "fails", "stopped", "crashes", "idle", "unload", "preload", "forgive", "slots")
+        return words[1] in _EVENTS
 
     def set_policy(self, words: list[str]) -> None:
         names = {"queue": "queue_limit", "wait": "queue_wait", "tokens": "token_limit"}
@@ -133,7 +135,8 @@ class Play:
                 book = SlotBook(int(slots), grace=60.0, longest=1800.0) if "book" in more else None
                 return policy.started(name, int(slots), self.now, pool=int(pool) if pool else None, book=book)
             case "fails", _:
-                error = DeckError(ErrorKind.UNAVAILABLE, "it ended")
+                is_lasting = rest in (["unrun"], ["lasting"])
+                error = DeckError(ErrorKind.UNAVAILABLE, "it ended", should_retry=False if is_lasting else None)
                 return policy.failed(name, error, self.now, for_memory=rest == ["memory"], was_run=rest != ["unrun"])
             case "slots", [slots]:
                 return policy.resized(name, int(slots), self.now)
@@ -144,9 +147,9 @@ class Play:
                 return []
             case "preload", []:
                 return policy.preload(self.models.get(name, Model(name=name)), self.now)
-            case (("stopped" | "idle" | "unload"), []):
-                found: list[Command] = getattr(policy, what)(name, self.now)
-                return found
+            case (("stopped" | "idle" | "unload" | "hangs" | "recycle"), []):
+                found: list[Command] | None = getattr(policy, {"hangs": "hung"}.get(what, what))(name, self.now)
+                return found or []
         raise AssertionError(f"no such event: {name} {what} {' '.join(rest)}")
 
     def shown(self, command: Command) -> str:
@@ -175,6 +178,10 @@ def model(words: list[str]) -> Model:
                 members["is_local"] = False
             case "pinned":
                 members["is_pinned"] = True
+            case "warm":
+                members["is_warm"] = True
+            case "restarts":
+                members["restarts"] = True
             case "group":
                 members["group"] = value
             case "stay":

@@ -302,3 +302,121 @@ def test_who_waits_for_another_s_grace_is_let_in_at_its_end() -> None:
             assert played.board.slot(busy) == 1
 
     run(play())
+
+
+def test_one_that_has_grown_above_its_ceiling_is_replaced_when_it_is_free() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB) as played:
+            told: list[str] = []
+            played.board._on_recycle = told.append
+            a = profile("a")
+            a = a.model_copy(update={"server": a.server.model_copy(update={"max_rss": GIB, "parallel": 2})})
+            async with played.board.admit(a) as first:
+                first.takes = GIB  # type: ignore[attr-defined]  # a played one
+                await use(played.board, a)
+                assert played.up == ["a"]
+                assert told == []
+                first.takes = GIB + 1  # type: ignore[attr-defined]  # a played one
+                played.board._looked_at.clear()
+                await use(played.board, a)
+                assert told == ["a"]
+                late = asyncio.create_task(use(played.board, a))
+                await until(lambda: played.board.depth == 1)
+                played.board.weigh(first)
+                assert played.up == ["a"]
+            assert await late is not first
+            assert told == ["a"]
+            assert len(played.launched) == 2
+
+    run(play())
+
+
+def test_it_is_weighed_now_and_then_only() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            a = profile("a")
+            a = a.model_copy(update={"server": a.server.model_copy(update={"max_rss": GIB})})
+            server = await use(played.board, a)
+            asked: list[int] = []
+            server.memory = lambda: asked.append(1) or 0
+            for _ in range(50):
+                await use(played.board, a)
+            assert len(asked) <= 1
+
+    run(play())
+
+
+class Watched(Played):
+    """One whose process is Deck's to watch."""
+
+    pid = None
+    doing = None
+
+    def condemn(self, reason: str) -> None:
+        self.crash_reason = reason
+        self.state, self.reason = ServerState.FAILED, reason
+
+    async def stop(self, *, grace: float) -> None:
+        await asyncio.sleep(0)
+        self._ended.set()
+        if self.state is not ServerState.FAILED:
+            self.state = ServerState.STOPPED
+
+
+def test_a_hung_server_is_ended_and_who_waits_gets_another() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            gone: list[Any] = []
+            played.board._on_gone = gone.append
+            played.launch = lambda profile: played.launched.append(Watched(profile, [])) or played.launched[-1]  # type: ignore[method-assign,func-returns-value]
+            a = profile("a")
+            ticket, first = await played.board.acquire(a)
+            late = asyncio.create_task(use(played.board, a))
+            await until(lambda: played.board.depth == 1)
+            played.board.hung(first, "it hung")
+            played.board.hung(first, "it hung")
+            assert (first.state, first.reason) == (ServerState.FAILED, "it hung")
+            played.board.release(ticket, first)
+            assert not late.done()
+            assert await late is not first
+            assert gone[0] is first
+            played.board.hung(first, "it hung")  # of one that is gone
+            assert played.up == ["a"]
+
+    run(play())
+
+
+def test_one_that_restarts_comes_back_though_nobody_asks() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            server = await use(played.board, profile("a", restart="always"))
+            server.crash("killed by signal 9")
+            await until(lambda: len(played.launched) == 2 and played.up == ["a"])
+
+    run(play())
+
+
+def test_time_alone_tries_one_that_restarts_again() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            played.faults["a"] = ["no"] * 3
+            played.board.preload(profile("a", keep_warm=True))
+            await until(lambda: len(played.launched) == 3 and played.board._expiry is not None)
+            assert played.board.depth == 0
+            played.board._policy.forgive("a")
+            played.board._expire()
+            await until(lambda: played.up == ["a"])
+            assert played.board._expiry is None
+
+    run(play())
+
+
+def test_what_a_start_needed_the_last_time_is_known() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            assert played.board.load_seconds("a") is None
+            await use(played.board, profile("a"))
+            assert (played.board.load_seconds("a") or 0) > 0
+            assert played.board.doing("a") is None
+
+    run(play())

@@ -216,3 +216,15 @@ def test_a_waiter_is_served_although_another_model_s_requests_never_stop(slots: 
             assert turn < 4 * slots * streams
             return
     raise AssertionError("it starved")
+
+
+def test_a_model_that_is_to_be_up_wakes_the_policy_when_it_may_be_tried() -> None:
+    policy = Policy(queue_limit=9, queue_wait=9)
+    warm = Model(name="w", is_warm=True)
+    policy.preload(warm, 0.0)
+    for now in (1.0, 2.0, 3.0):
+        policy.failed("w", DeckError(ErrorKind.UNAVAILABLE, "no"), now)
+    assert policy.is_restless
+    assert policy.next_expiry(3.0) == 5.0
+    assert policy.expire(5.0) == [Start("w")]
+    assert not policy.is_restless

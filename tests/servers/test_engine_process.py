@@ -63,8 +63,9 @@ def test_a_broken_model_says_why(config: Config, tmp_path: Path) -> None:
 
     async def main() -> None:
         server = LocalLauncher(config).launch(profile)
-        with pytest.raises(DeckError, match=r"exited with status 1: .*this GGUF file is version"):
+        with pytest.raises(DeckError, match=r"exited with status 1: .*this GGUF file is version") as caught:
             await server.start()
+        assert caught.value.should_retry is False
         assert server.state is ServerState.FAILED
 
     asyncio.run(main())

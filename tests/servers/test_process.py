@@ -291,3 +291,21 @@ def _running(pid: int) -> bool:
         ["ps", "-ww", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False
     ).stdout.strip()
     return bool(shown) and not shown.startswith(b"Z")
+
+
+@pytest.mark.parametrize(
+    ("says", "should_retry"),
+    [("error: invalid argument: --x", False), ("CUDA error: out of memory", None), ("something else", None)],
+)
+def test_a_start_that_will_fail_again_is_told_from_one_that_may_not(
+    run: Run, config: Config, make_profile: MakeProfile, says: str, should_retry: bool | None
+) -> None:
+    async def main() -> None:
+        server = Process(make_profile("--fake-exit", "1", "--fake-says", says), config)
+        with pytest.raises(DeckError) as caught:
+            await server.start()
+        assert caught.value.should_retry is should_retry
+        assert says in caught.value.message
+        assert ("correct the arguments" in caught.value.message) is (should_retry is False)
+
+    run(main())

@@ -143,10 +143,10 @@ class ChatProjector:
         return b"data: " + json.dumps({**body, **extra}) + b"\n\n"
 
     def _progress(self, event: Progress) -> bytes:
-        if event.stage != "prompt" or not self._reply.progress or event.detail is None:
+        if not self._reply.progress or event.detail is None:
             return b""
         choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
-        return self._open() + self._chunk([choice], prompt_progress=event.detail)
+        return self._open() + self._chunk([choice], **{f"{event.stage}_progress": event.detail})
 
     def _finish(self, event: Finish) -> bytes:
         reason = finish_reason(event.reason, self._reply)

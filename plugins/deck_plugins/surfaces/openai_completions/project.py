@@ -99,9 +99,9 @@ class TextProjector:
         return b"data: " + json.dumps({**body, **extra}) + b"\n\n"
 
     def _progress(self, event: Progress) -> bytes:
-        if event.stage != "prompt" or not self._reply.progress or event.detail is None:
+        if not self._reply.progress or event.detail is None:
             return b""
-        return self._chunk([_choice("")], prompt_progress=event.detail)
+        return self._chunk([_choice("")], **{f"{event.stage}_progress": event.detail})
 
     def _finish(self, event: Finish) -> bytes:
         extra = {"timings": event.timings} if event.timings and self._reply.timings else {}

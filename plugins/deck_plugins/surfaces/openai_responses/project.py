@@ -123,10 +123,11 @@ class ResponsesProjector:
         return self._event("response.created", response=state) + self._event("response.in_progress", response=state)
 
     def _progress(self, event: Progress) -> bytes:
-        if event.stage != "prompt" or not self._reply.progress or event.detail is None:
+        if not self._reply.progress or event.detail is None:
             return b""
         begun, state = self._begin(), self._state("in_progress")
-        return begun + self._event("response.in_progress", response=state, prompt_progress=event.detail)
+        told = {f"{event.stage}_progress": event.detail}
+        return begun + self._event("response.in_progress", response=state, **told)
 
     def _start_part(self, event: PartStart) -> bytes:
         self._part, self._waiting = event, []

@@ -1,0 +1,173 @@
+"""Runs an operator's command at a turn in a server's life: before its start, when ready, at its stop, after a crash.
+
+Knows how a command is run within bounds of time and output. Does not know when, nor what its failure means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deck.profile import Profile
+from deck.servers.command import guarded, plain_environment
+
+_log = logging.getLogger("deck.servers")
+
+EVENTS = ("before_start", "after_ready", "on_stop", "on_crash")
+_OUTPUT = 4096
+_READ = 4096
+_SHOWN = 500
+_REASON = 1000
+_REAP = 5.0
+_CONTROLS = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
+
+
+class HookError(Exception):
+    """A hook could not be run, took too long or failed; the message says what it printed last."""
+
+
+def hook_fault(profile: Profile, path: str | None) -> str | None:
+    """Return which hook of a profile names no program that can be run, None = none does."""
+    for event in EVENTS:
+        argv = getattr(profile.hooks, event)
+        if argv and _program(argv[0], profile.source.absolute().parent, path) is None:
+            return f"hooks.{event} of {profile.source}: {argv[0]!r} is no program: give its path, or one on PATH"
+    return None
+
+
+def facts(event: str, profile: Profile, *, pid: int | None, address: str, reason: str) -> dict[str, str]:
+    """Return what a hook is told, as variables."""
+    return {
+        "DECK_EVENT": event,
+        "DECK_MODEL": profile.id,
+        "DECK_PID": str(pid) if pid is not None else "",
+        "DECK_ADDRESS": address,
+        "DECK_REASON": _CONTROLS.sub(" ", reason)[:_REASON],
+    }
+
+
+class HookRunner:
+    """Runs the hooks of one server.
+
+    Args:
+        environ: what their environment is taken from.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, profile: Profile, told: Mapping[str, str]) -> None:
+        """Run the hook of the event that is told, and log what it printed.
+
+        Raises:
+            HookError: it failed.
+        """
+        event = told["DECK_EVENT"]
+        printed = await run_hook(profile, event, told, self._environ)
+        _log.info("model %s: the hook %s ended%s", profile.id, event, f": {printed}" if printed else "")
+
+    def spawn(self, profile: Profile, told: Mapping[str, str]) -> None:
+        """Run a hook that nobody waits for; a failure is logged."""
+        task = asyncio.get_running_loop().create_task(self._run_logged(profile, told))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Wait until those that were spawned have ended; each has a limit of its own."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _run_logged(self, profile: Profile, told: Mapping[str, str]) -> None:
+        try:
+            await self.run(profile, told)
+        except HookError as exc:
+            _log.warning("model %s: %s", profile.id, exc)
+
+
+async def run_hook(profile: Profile, event: str, told: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """Run the profile's command for an event, if it has one, and return the end of what it printed.
+
+    It gets no shell, no input, a scrubbed environment without secrets, and `[hooks] timeout` seconds; then its process
+    group is killed.
+
+    Raises:
+        HookError: it cannot be run, took too long, or ended with another status than 0.
+    """
+    argv: Sequence[str] = getattr(profile.hooks, event)
+    if not argv:
+        return ""
+    directory = profile.source.absolute().parent
+    program = _program(argv[0], directory, environ.get("PATH"))
+    if program is None:
+        raise HookError(f"the hook {event} cannot be run: {argv[0]!r} is no program")
+    limit = profile.hooks.timeout
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *guarded([program, *argv[1:]]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**plain_environment(environ), **told},
+            cwd=directory if directory.is_dir() else None,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise HookError(f"the hook {event} cannot be run: {exc.strerror}") from exc
+    printed: deque[bytes] = deque(maxlen=1)
+    try:
+        async with asyncio.timeout(limit):
+            status = await _finished(child, printed)
+    except TimeoutError:
+        raise HookError(f"the hook {event} took more than {limit:g} s{_said(printed)}") from None
+    finally:
+        await _end(child)
+    if status != 0:
+        what = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
+        raise HookError(f"the hook {event} {what}{_said(printed)}")
+    return _text(printed)
+
+
+async def _finished(child: asyncio.subprocess.Process, printed: deque[bytes]) -> int:
+    """Read all of the output, keep its end, and return the status."""
+    assert child.stdout is not None
+    kept = b""
+    while data := await child.stdout.read(_READ):
+        kept = (kept + data)[-_OUTPUT:]
+        printed.append(kept)
+    return await child.wait()
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Leave nothing of it running, whatever it started itself."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REAP):
+            await child.wait()
+
+
+def _program(name: str, directory: Path, path: str | None) -> str | None:
+    if "/" not in name:
+        found = shutil.which(name, path=path)
+        return os.path.abspath(found) if found is not None else None
+    place = directory / Path(name).expanduser()
+    return str(place) if place.is_file() and os.access(place, os.X_OK) else None
+
+
+def _text(printed: Sequence[bytes]) -> str:
+    text = printed[-1].decode(errors="replace") if printed else ""
+    return _CONTROLS.sub(" ", text).strip()[-_SHOWN:]
+
+
+def _said(printed: Sequence[bytes]) -> str:
+    text = _text(printed)
+    return f"; it printed: {text}" if text else " and printed nothing"
