@@ -15,6 +15,8 @@ from soak.verdict import Verdict
 
 _SAMPLE = re.compile(r"^deck_requests_total\{(.*)\} ([0-9.e+]+)$")
 _PAIR = re.compile(r'(\w+)="([^"]*)"')
+_PATHS = re.compile(r"(?<!\S)/\S+")
+_NUMBERS = re.compile(r"\d[\d.]*")
 _NAMES = re.compile(r"'[^']*'")
 _SHOWN = 20
 
@@ -66,7 +68,8 @@ class Ledger:
         found: Counter[str] = Counter()
         for entry in self.entries.values():
             if entry.verdict.outcome in ("error", "broken"):
-                why = _NAMES.sub("X", re.sub(r"\d[\d.]*", "N", entry.verdict.why.split("\n")[0]))
+                why = _PATHS.sub("PATH", entry.verdict.why.split("\n")[0])
+                why = _NAMES.sub("X", _NUMBERS.sub("N", why))
                 status = "in the stream" if entry.verdict.outcome == "broken" else str(entry.verdict.status)
                 found[f"{status}: {why[:110]}"] += 1
         return found
