@@ -41,14 +41,16 @@ _REMARKS = {
 class Use:
     """An exchange on one of the servers."""
 
-    __slots__ = ("_began", "server")
+    __slots__ = ("_began", "has_begun", "server")
 
     def __init__(self, backend: Backend, began: float | None) -> None:
         self.server = backend
+        self.has_begun = False
         self._began = began
 
     def begun(self) -> None:
         """Note that the answer has begun."""
+        self.has_begun = True
         if self._began is not None:
             now = time.monotonic()
             self.server.begun(now, now - self._began)
@@ -266,9 +268,12 @@ class Remote:
         fate: Fate | None = Fate.UNKNOWN
         why: str | None = None
         try:
-            ended = await work(Use(backend, began))
-            fate = None if ended is None else fate_of(ended)
-            why = None if ended is None else ended.message
+            use = Use(backend, began)
+            ended = await work(use)
+            if ended is not None:
+                fate, why = fate_of(ended), ended.message
+            else:  # that it can count says nothing of whether it can answer
+                fate = None if use.has_begun else Fate.ANSWERED
         except DeckError as exc:
             fate, why = fate_of(exc), exc.message
             raise
@@ -320,12 +325,15 @@ class Remote:
             task.cancel()
 
     async def _keep_asking(self, backend: Backend) -> None:
+        asked = 0.0
         while True:
             pause = backend.next_look(time.monotonic(), self._jitter()) if not backend.is_fresh else 0.0
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(backend.wake.wait(), max(pause, _LEAST_PAUSE))
             backend.wake.clear()
+            await asyncio.sleep(max(0.0, asked + _LEAST_PAUSE - time.monotonic()))  # many failures, few questions
             await backend.ask()
+            asked = time.monotonic()
             self._look()
 
     def _look(self) -> None:

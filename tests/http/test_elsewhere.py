@@ -102,3 +102,26 @@ def test_ps_shows_a_row_for_each_server() -> None:
     assert _row(server) == ("far", "ready", "3", "0", "8", "-", "")
     note = "cannot be reached; it has 4096 tokens"
     assert _replica_row(replica) == ("  http://b:1", "down", "1", "-", "4", "-", note)
+
+
+def test_another_server_counts_where_one_is_gone(tmp_path: Path) -> None:
+    with app(tmp_path) as running:
+
+        async def play() -> None:
+            post = running.client.post
+            routes = {"/v1/chat/completions/input_tokens": {"input_tokens": 42}}
+            async with FakeLlama(routes=routes) as first, FakeLlama(routes=routes) as second:
+                server = f'[server]\nurls = ["{first.url}", "{second.url}"]\nhealth_interval = "5m"\n'
+                (tmp_path / "profiles" / "far.toml").write_text(f'id = "far"\n{server}', encoding="utf-8")
+                await post("/deck/reload", headers=HEADERS)
+                await post("/deck/servers/far/load", headers=HEADERS)
+                await first.stop()
+                for number in range(4):
+                    messages = [{"role": "user", "content": f"conversation {number}"}]
+                    body = {"model": "far", "messages": messages}
+                    answer = await post("/v1/messages/count_tokens", json=body, headers=HEADERS)
+                    assert answer.json() == {"input_tokens": 42}
+                    assert "x-deck-estimate" not in answer.headers
+                await post("/deck/servers/far/unload", headers=HEADERS)
+
+        running.runner.run(play())

@@ -19,7 +19,7 @@ from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile, ServerSettings
 from deck.servers.check import replica_notes
 from deck.servers.remote import Remote, Use, common_facts
-from deck.testing.fake_llama import Act, FakeLlama, Reply
+from deck.testing.fake_llama import Act, FakeLlama, Reply, refuse
 from deck.testing.frames import content, done, finish, role
 from deck.upstream.client import CHAT, UpstreamClient
 from deck.upstream.failures import MidAnswer
@@ -400,3 +400,16 @@ async def said(client: UpstreamClient, remote: Remote) -> None:
         return None
 
     await remote.use(None, work)
+
+
+@bounded
+async def test_many_refusals_are_few_questions() -> None:
+    busy = refuse(429, "too many", "rate_limit_error")
+    async with FakeLlama([busy]) as fake, upstream() as client, running(fake.url, health_interval=300) as remote:
+        loop = asyncio.get_running_loop()
+        asked, began = len(fake.requests), loop.time()
+        for _ in range(100):
+            assert await broken(client, remote) is ErrorKind.UNAVAILABLE
+        health = [request for request in fake.requests[asked:] if request.path == "/health"]
+        assert len(health) <= (loop.time() - began) / 0.05 + 2
+        assert states(remote) == [UP], "one that is busy is not broken"
