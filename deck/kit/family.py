@@ -172,19 +172,21 @@ class StandardFamily:
 
     def turns(self, messages: tuple[Message, ...], facts: Facts, report: Report) -> tuple[Message, ...]:
         """Return the turns as the template takes them."""
-        if self._has(self.one_call, facts):
+        template = facts.template or ""
+        if _has_any(self.one_call, template):
             messages = one_call_a_turn(messages, report)
-        if self._has(self.text_or_thoughts, facts):
+        if _has_any(self.text_or_thoughts, template):
             messages = thoughts_beside_calls(messages, report)
-        if self._has(self.silent_beside_calls, facts):
+        if _has_any(self.silent_beside_calls, template):
             note_text_beside_calls(messages, report)
-        if self._has(self.strict_turns, facts):
+        if _has_any(self.strict_turns, template):
             messages = answer_before_user(messages, report)
         return messages
 
-    @staticmethod
-    def _has(marks: Sequence[str], facts: Facts) -> bool:
-        return any(mark in (facts.template or "") for mark in marks)
+
+@lru_cache(maxsize=128)
+def _has_any(marks: tuple[str, ...], template: str) -> bool:
+    return any(mark in template for mark in marks)
 
 
 @lru_cache(maxsize=32)

@@ -44,14 +44,10 @@ class _TextFilter(abc.ABC):
             case Failed():
                 if self._kind == "text":
                     self.end()  # what is open stays open, being incomplete
-                yield from self._writer.taken()
-                yield event
-                return
+                return iter([*self._writer.taken(), event])
             case Start() | Progress() | Finish():
-                yield from self._writer.taken()
-                yield event
-                return
-        yield from self._writer.taken()
+                return iter([*self._writer.taken(), event])
+        return iter(self._writer.taken())
 
     def _delta(self, event: PartDelta) -> None:
         if self._kind == "tool_call":
