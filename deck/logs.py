@@ -178,7 +178,7 @@ class LineFormatter(logging.Formatter):
         """Return the line of an exchange with its end: what `format` makes of `fields_of`, put together faster."""
         identity = record.id
         is_own = len(identity) == _OWN_LENGTH and identity[:4] == "req_" and identity[4:].isalnum()
-        if not is_own or not identity.isascii() or self._holds_secret(identity):
+        if not is_own or not identity.isascii() or (self._secrets and self._holds_secret(identity)):
             identity = self._clean(identity)
         words = self._words(
             record.surface,
@@ -198,12 +198,12 @@ class LineFormatter(logging.Formatter):
             f"{'' if prompt is None else f' prompt_tokens={prompt}'}"
             f"{'' if completion is None else f' completion_tokens={completion}'}"
             f"{'' if cached is None else f' cached_tokens={cached}'}"
-            f"{'' if finish is None else f' finish={self._shown(finish)}'}"
+            f"{'' if finish is None else f' finish={self._remembered(finish)}'}"
             f" notes={len(record.notes)}{_repaired(record) if record.notes else ''}\n"
         )
 
     def _holds_secret(self, text: str) -> bool:
-        return bool(self._secrets) and any(secret in text for secret in self._secrets)
+        return any(secret in text for secret in self._secrets)
 
     def _pairs(
         self, surface: str, model: str, principal: str, outcome: str, status: int, stream: bool, lane: str

@@ -139,7 +139,8 @@ class Pipeline:
         """
         profile = exchange.profile
         assert profile is not None
-        await self._fetch_images(exchange)
+        if self._images.is_on:
+            await self._fetch_images(exchange)
         ticket, server = await self.board.acquire(profile, exchange.principal.name)
         try:
             exchange.granted, exchange.server = self._clock(), server
@@ -169,15 +170,14 @@ class Pipeline:
         has_begun = False
         while not decoder.finished:
             try:
-                chunk = response.take()
-                if chunk is None:
-                    chunk = await response.next_chunk()
+                while (chunk := response.take()) is None:
+                    await response.more()
                 events = decoder.feed(chunk) if chunk else decoder.end()
             except httpx.HTTPError as exc:
                 decoder.finished = True
                 events = [Failed(await self._client.broken(server, exc))]
             if filtered is not None and shaped.family is not None:
-                events = call_plugin(shaped.family.name, filtered_by, filtered, events)
+                events = filtered_by(shaped.family.name, filtered, events)
             if thoughts is not None:
                 events = await thoughts.count(events, self._client, server, exchange.report)
             if not events:

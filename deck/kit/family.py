@@ -137,7 +137,9 @@ class StandardFamily:
         """Return the filters of thoughts and of calls, one behind the other; raw text keeps its thoughts."""
         wants_raw = request.extra.get("reasoning_format") == "none"
         thoughts = self.thinking(report) if self.thinking is not None and not wants_raw else None
-        calls = rescue_of(self.syntaxes, request, report, seed)
+        calls = rescue_of(self.syntaxes, request, report, seed) if request.tools else None
+        if calls is None:
+            return thoughts
         return chain((calls, thoughts) if self.syntaxes_first else (thoughts, calls))
 
     def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:

@@ -46,7 +46,7 @@ class _TextFilter(abc.ABC):
                     self.end()  # what is open stays open, being incomplete
                 return iter([*self._writer.taken(), event])
             case Start() | Progress() | Finish():
-                return iter([*self._writer.taken(), event])
+                return iter([*self._writer.taken(), event] if self._writer.events else (event,))
         return iter(self._writer.taken())
 
     def _delta(self, event: PartDelta) -> None:
@@ -135,10 +135,18 @@ class ThinkTags(_TextFilter):
                 self._held, self._is_after = said[len(closer) :], True
                 self.note()
                 return self._open()
-        if said and not any(mark.startswith(said) for pair in self._tags for mark in pair):
+        if said and not self._may_begin(said):
             if self._is_after:
                 self._held = said  # the line breaks behind the thoughts are part of how they are written
             self._plain()
+        return False
+
+    def _may_begin(self, said: str) -> bool:
+        """Tell whether a text may become a tag."""
+        # Without a generator, since every answer comes by here.
+        for pair in self._tags:  # noqa: SIM110
+            if pair[0].startswith(said) or pair[1].startswith(said):
+                return True
         return False
 
     def _think(self) -> bool:

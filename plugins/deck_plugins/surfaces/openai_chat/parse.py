@@ -65,7 +65,7 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     reader = Reader(report, lenient=options.lenient)
     fields = reader.read_with_extra(FIELDS, body, protected=_PROTECTED)
     for name in ("model", "messages"):
-        if name not in fields:
+        if name not in fields.values:
             raise invalid(f"{name} is required", name, "missing_required_parameter")
     if _USUAL.issuperset(fields.values) and "service_tier" not in body:
         return _usual(reader, fields, options)
