@@ -25,13 +25,17 @@ class _TextFilter(abc.ABC):
         self._timings: Mapping[str, Any] | None = None
         self._is_noted = False
         self._is_plain = False  # nothing more can be found in this text
+        self._passes = -1  # the part whose pieces stay as they are, to its end
 
     def feed(self, event: Event) -> Iterator[Event]:
         """Return what becomes of `event`."""
         match event:
             case PartDelta():
+                if event.index == self._passes:
+                    return iter((event,))
                 self._delta(event)
             case PartStart():
+                self._passes = -1
                 self._kind = event.kind
                 if event.kind == "tool_call":
                     self._writer.open_call(event.tool_id, event.tool_name)
@@ -53,7 +57,8 @@ class _TextFilter(abc.ABC):
         if self._kind == "tool_call":
             self._writer.more_of_call(event.text, event.timings)
         elif self._kind == "reasoning" or (self._is_plain and not self._logprobs):
-            self._writer.pass_on(self._kind, event)
+            if self._writer.pass_on(self._kind, event):
+                self._passes = event.index
         else:
             self._logprobs += event.logprobs
             self._timings = event.timings or self._timings

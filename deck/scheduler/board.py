@@ -162,7 +162,9 @@ class Board:
         """Give a slot back."""
         # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
         if self._servers.get(ticket.profile) is server:
-            self._execute(self._policy.release(ticket, asyncio.get_running_loop().time()))
+            commands = self._policy.release(ticket, asyncio.get_running_loop().time())
+            if commands:
+                self._execute(commands)
             self._watch_idle(server.profile)
 
     def preload(self, profile: Profile) -> None:

@@ -155,7 +155,8 @@ class RawResponse:
         self._limit = limit
         if limit is not None:
             self._since = now = connection.loop.time()
-            connection.look_at(now + limit)
+            if now + limit < connection.looks_at:
+                connection.look_at(now + limit)
         self._waiter = waiter = connection.loop.create_future()
         try:
             await waiter
