@@ -163,7 +163,7 @@ class Board:
         # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
         if self._servers.get(ticket.profile) is server:
             commands = self._policy.release(ticket, asyncio.get_running_loop().time())
-            if commands:
+            if commands or self._policy.depth:
                 self._execute(commands)
             self._watch_idle(server.profile)
 
