@@ -226,8 +226,6 @@ class _Serving:
     def _ignore_headers(self) -> None:
         """Report the headers that mean something to a wire's vendor and nothing here."""
         headers = self.headers
-        if headers is not None and _VENDOR_HEADERS.keys().isdisjoint(headers):
-            return
         for name, (shown, why) in _VENDOR_HEADERS.items():
             if name in headers if headers is not None else header(self.scope, name) is not None:
                 self.exchange.report.ignored(shown, why, field=name.decode())

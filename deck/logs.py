@@ -198,7 +198,7 @@ class LineFormatter(logging.Formatter):
             f"{'' if prompt is None else f' prompt_tokens={prompt}'}"
             f"{'' if completion is None else f' completion_tokens={completion}'}"
             f"{'' if cached is None else f' cached_tokens={cached}'}"
-            f"{'' if finish is None else f' finish={self._remembered(finish)}'}"
+            f"{'' if finish is None else f' finish={self._shown(finish)}'}"
             f" notes={len(record.notes)}{_repaired(record) if record.notes else ''}\n"
         )
 

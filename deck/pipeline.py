@@ -139,8 +139,7 @@ class Pipeline:
         """
         profile = exchange.profile
         assert profile is not None
-        if self._images.is_on:
-            await self._fetch_images(exchange)
+        await self._fetch_images(exchange)
         ticket, server = await self.board.acquire(profile, exchange.principal.name)
         try:
             exchange.granted, exchange.server = self._clock(), server
