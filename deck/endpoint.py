@@ -441,9 +441,7 @@ class _Serving:
 
 def _headers_of_answer(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     identity = exchange.id.encode()
-    headers = []
-    for name in exchange.surface.id_headers:
-        headers.append((name.encode(), identity))
+    headers = [(name.encode(), identity) for name in exchange.surface.id_headers]
     for name, value in exchange.report.headers():
         headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
     return headers
