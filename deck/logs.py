@@ -178,7 +178,7 @@ class LineFormatter(logging.Formatter):
         """Return the line of an exchange with its end: what `format` makes of `fields_of`, put together faster."""
         identity = record.id
         is_own = len(identity) == _OWN_LENGTH and identity[:4] == "req_" and identity[4:].isalnum()
-        if not is_own or not identity.isascii() or self._holds_secret(identity):
+        if not is_own or not identity.isascii() or (self._secrets and self._holds_secret(identity)):
             identity = self._clean(identity)
         words = self._words(
             record.surface,
@@ -208,7 +208,7 @@ class LineFormatter(logging.Formatter):
         return f" replica={self._shown(record.replica)}{f' retries={record.retries}' if record.retries else ''}"
 
     def _holds_secret(self, text: str) -> bool:
-        return bool(self._secrets) and any(secret in text for secret in self._secrets)
+        return any(secret in text for secret in self._secrets)
 
     def _pairs(
         self, surface: str, model: str, principal: str, outcome: str, status: int, stream: bool, lane: str

@@ -58,15 +58,11 @@ class ImageFetcher:
         transport: Transport | None = None,
     ) -> None:
         self._settings = settings
+        self.is_on = bool(settings.allow or settings.allow_private)
         self._most_in_all = most_in_all
         self._resolve = resolve or _look_up
         self._transport = transport or Transport(max_idle_per_target=0, high_water=64 * 1024)
         self._slots = asyncio.Semaphore(_AT_ONCE)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the operator lets Deck fetch from any host."""
-        return bool(self._settings.allow or self._settings.allow_private)
 
     async def aclose(self) -> None:
         """Abort what is being fetched."""

@@ -229,16 +229,15 @@ class Pipeline:
         events: list[Event] | None = None
         while not decoder.finished:
             try:
-                chunk = response.take()
-                if chunk is None:
-                    chunk = await response.next_chunk()
+                while (chunk := response.take()) is None:
+                    await response.more()
                 events = decoder.feed(chunk) if chunk else decoder.end()
             except httpx.HTTPError as exc:
                 decoder.finished = True
                 events = [await self._broken(server, exc, has_bytes=events is not None)]
             exchange.heard += len(events)
             if filtered is not None and shaped.family is not None:
-                events = call_plugin(shaped.family.name, filtered_by, filtered, events)
+                events = filtered_by(shaped.family.name, filtered, events)
             if thoughts is not None:
                 events = await thoughts.count(events, self._client, server, exchange.report)
             if not events:

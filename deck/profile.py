@@ -353,10 +353,11 @@ class Profile(Table):
     def can(self, name: Literal["vision", "audio", "tools", "reasoning", "json_schema"]) -> bool | None:
         """Return what is declared of the model, else what was measured; None = neither."""
         declared: bool | None = getattr(self.capabilities, name)
-        if declared is not None or self.measured is None:
+        if declared is not None or self.capabilities.measured is None:
             return declared
-        measured: bool | None = getattr(self.measured, name)
-        return measured
+        measured = self.measured
+        found: bool | None = getattr(measured, name) if measured is not None else None
+        return found
 
 
 def load_profile(path: Path, environ: Mapping[str, str] = os.environ) -> Profile:

@@ -106,7 +106,12 @@ class Reply:
     async def end(self) -> None:
         """End the stream."""
         self.quiet()
-        await self.settle()
+        if self._task is not None:
+            await self.settle()
+        turn = self._turn
+        if turn is not None and turn.has_begun and not turn.is_full:
+            turn.finish()
+            return
         await self._send({"type": "http.response.body", "body": _NO_BODY, "more_body": False})
 
     def beat(self, interval: float, frame: Callable[[], bytes | None]) -> None:

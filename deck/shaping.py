@@ -5,15 +5,15 @@ Everything here is pure: it needs the facts of a server and touches none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from deck import kit
 from deck.answer_tool import AnswerText, with_answer_tool
 from deck.canon.events import Event
 from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
-from deck.contracts import Facts, Family, Filter, Needs
+from deck.contracts import NEEDS_NOTHING, Facts, Family, Filter, Needs
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.normalize.history import repair_history
@@ -34,7 +34,7 @@ class Shaper:
 
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
-        self._families: dict[str, tuple[Facts, Family, str]] = {}
+        self._families: dict[str, _Chosen] = {}
 
     def forget(self) -> None:
         """Choose every model's family anew: its profile may have changed."""
@@ -52,14 +52,16 @@ class Shaper:
                 for path in request.reasoning.asked or (request.reasoning.path,):
                     report.ignored(path, "this model does not think", field="reasoning_effort")
             request = replace(request, reasoning=ReasoningSetting())
-        family, why = self._family(profile, facts)
-        defaults = call_plugin(family.name, family.defaults, facts)
-        request = apply_profile(request, profile, defaults, report, exchange.parsed.paths)
-        request = self._step(request, profile, report)
-        request = add_stops(repair_history(request, report), family.stops())
-        note_schemas(request, report)
-        output = request.output
-        request, answer_tool = with_answer_tool(request, facts, report)
+        chosen = self._chosen(profile, facts)
+        family = chosen.family
+        request = apply_profile(request, profile, chosen.defaults, report, exchange.parsed.paths)
+        if self._plugins.steps:
+            request = self._step(request, profile, report)
+        request = add_stops(repair_history(request, report), chosen.stops)
+        output, answer_tool = request.output, ""
+        if output is not None or request.tools:
+            note_schemas(request, report)
+            request, answer_tool = with_answer_tool(request, facts, report)
         request = call_plugin(family.name, family.adapt, request, facts, report)
         check_measured(request, facts)
         _check_biases(request, facts, exchange.parsed.paths)
@@ -67,7 +69,9 @@ class Shaper:
         body = encode(request, context=facts.context or profile.server.ctx_size)
         if answer_tool:
             request = replace(request, output=output)  # which the answer is held against
-        return Shaped(request, family, why, CHAT, body | _asked(exchange.parsed.needs), answer_tool)
+        if exchange.parsed.needs is not NEEDS_NOTHING:
+            body |= _asked(exchange.parsed.needs)
+        return Shaped(request, family, chosen.why, CHAT, body, answer_tool)
 
     def _shape_text(self, exchange: Exchange, request: TextRequest, facts: Facts) -> Shaped:
         assert exchange.parsed is not None
@@ -90,12 +94,26 @@ class Shaper:
             request = changed
         return request
 
-    def _family(self, profile: Profile, facts: Facts) -> tuple[Family, str]:
-        """Return the model's family, chosen once for the facts of each run of its server."""
+    def _chosen(self, profile: Profile, facts: Facts) -> _Chosen:
+        """Return the model's family, chosen and asked once for the facts of each run of its server."""
         known = self._families.get(profile.id)
-        if known is None or known[0] is not facts:
-            known = self._families[profile.id] = (facts, *self._plugins.family(profile, facts))
-        return known[1], known[2]
+        if known is None or known.facts is not facts:
+            family, why = self._plugins.family(profile, facts)
+            defaults = call_plugin(family.name, family.defaults, facts)
+            stops = call_plugin(family.name, family.stops)
+            known = self._families[profile.id] = _Chosen(facts, family, why, defaults, stops)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A model's family and why it is that one, and what it says once and for all of a server with these facts."""
+
+    facts: Facts
+    family: Family
+    why: str
+    defaults: Mapping[str, Any]
+    stops: Sequence[str]
 
 
 def _asked(needs: Needs) -> dict[str, Any]:
@@ -131,13 +149,24 @@ def call_plugin(name: str, call: Callable[..., _Result], *arguments: Any) -> _Re
     except DeckError:
         raise
     except Exception as exc:
-        message = f"the plugin {name!r} failed on this request: {type(exc).__name__}"
-        raise DeckError(ErrorKind.INTERNAL, message) from exc
+        raise _at_fault(name, exc) from exc
 
 
-def filtered_by(filtered: Filter, events: list[Event]) -> list[Event]:
-    """Return what a filter makes of events."""
-    return [item for event in events for item in filtered.feed(event)]
+def _at_fault(name: str, exc: Exception) -> DeckError:
+    return DeckError(ErrorKind.INTERNAL, f"the plugin {name!r} failed on this request: {type(exc).__name__}")
+
+
+def filtered_by(name: str, filtered: Filter, events: list[Event]) -> list[Event]:
+    """Return what the filter of a plugin makes of events; what it raises is as in `call_plugin`."""
+    found: list[Event] = []
+    try:
+        for event in events:
+            found += filtered.feed(event)
+    except DeckError:
+        raise
+    except Exception as exc:
+        raise _at_fault(name, exc) from exc
+    return found
 
 
 def check_declared(request: Request, profile: Profile) -> None:

@@ -66,6 +66,8 @@ def note_idle(
         report: gets the notes.
         paths: the client's own.
     """
+    if _SWITCHES.keys().isdisjoint(asked):
+        return
     for name in asked:
         switch = _SWITCHES.get(name)
         if switch is not None and not request.sampling.get(switch, facts.sampling.get(switch)):

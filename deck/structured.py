@@ -36,7 +36,8 @@ def check_answer(answer: Answer, request: Request, report: Report) -> None:
 
     Only an answer that ended by itself is judged. Notes say where the schema is not held, never what the answer says.
     """
-    if answer.finish.reason not in _WHOLE:
+    has_tools = isinstance(request, ChatRequest) and bool(request.tools)
+    if (request.output is None and not has_tools) or answer.finish.reason not in _WHOLE:
         return
     text = "".join(part.text for part in answer.parts if isinstance(part, Text))
     if text:

@@ -22,6 +22,7 @@ _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _BODILESS = (204, 304)
+_LINE = b"%b: %b\r\n".__mod__
 _FAULT = b"Internal Server Error"
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -191,7 +192,7 @@ class Turn:
 
     def _head(self, status: int, headers: Headers) -> bytes:
         lines = [_STATUS[status]]
-        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines += map(_LINE, headers)
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")

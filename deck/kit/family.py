@@ -137,7 +137,9 @@ class StandardFamily:
         """Return the filters of thoughts and of calls, one behind the other; raw text keeps its thoughts."""
         wants_raw = request.extra.get("reasoning_format") == "none"
         thoughts = self.thinking(report) if self.thinking is not None and not wants_raw else None
-        calls = rescue_of(self.syntaxes, request, report, seed)
+        calls = rescue_of(self.syntaxes, request, report, seed) if request.tools else None
+        if calls is None:
+            return thoughts
         return chain((calls, thoughts) if self.syntaxes_first else (thoughts, calls))
 
     def adapt(self, request: ChatRequest, facts: Facts, report: Report) -> ChatRequest:
@@ -172,19 +174,21 @@ class StandardFamily:
 
     def turns(self, messages: tuple[Message, ...], facts: Facts, report: Report) -> tuple[Message, ...]:
         """Return the turns as the template takes them."""
-        if self._has(self.one_call, facts):
+        template = facts.template or ""
+        if _has_any(self.one_call, template):
             messages = one_call_a_turn(messages, report)
-        if self._has(self.text_or_thoughts, facts):
+        if _has_any(self.text_or_thoughts, template):
             messages = thoughts_beside_calls(messages, report)
-        if self._has(self.silent_beside_calls, facts):
+        if _has_any(self.silent_beside_calls, template):
             note_text_beside_calls(messages, report)
-        if self._has(self.strict_turns, facts):
+        if _has_any(self.strict_turns, template):
             messages = answer_before_user(messages, report)
         return messages
 
-    @staticmethod
-    def _has(marks: Sequence[str], facts: Facts) -> bool:
-        return any(mark in (facts.template or "") for mark in marks)
+
+@lru_cache(maxsize=128)
+def _has_any(marks: tuple[str, ...], template: str) -> bool:
+    return any(mark in template for mark in marks)
 
 
 @lru_cache(maxsize=32)

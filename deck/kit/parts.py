@@ -34,12 +34,13 @@ class PartWriter:
             self._open = kind
         self.events.append(PartDelta(self._count, text, logprobs, timings))
 
-    def pass_on(self, kind: PartKind, event: PartDelta) -> None:
-        """Add a piece of text as it is where it is of the open part, else to one of its kind."""
+    def pass_on(self, kind: PartKind, event: PartDelta) -> bool:
+        """Add a piece of text as it is where it is of the open part, else to one of its kind; tell which it was."""
         if self._open == kind and self._count == event.index:
             self.events.append(event)
-        else:
-            self.text(kind, event.text, event.logprobs, event.timings)
+            return True
+        self.text(kind, event.text, event.logprobs, event.timings)
+        return False
 
     def call(self, tool_id: str, name: str, arguments: str) -> None:
         """Add a whole call."""

@@ -25,13 +25,17 @@ class _TextFilter(abc.ABC):
         self._timings: Mapping[str, Any] | None = None
         self._is_noted = False
         self._is_plain = False  # nothing more can be found in this text
+        self._passes = -1  # the part whose pieces stay as they are, to its end
 
     def feed(self, event: Event) -> Iterator[Event]:
         """Return what becomes of `event`."""
         match event:
             case PartDelta():
+                if event.index == self._passes:
+                    return iter((event,))
                 self._delta(event)
             case PartStart():
+                self._passes = -1
                 self._kind = event.kind
                 if event.kind == "tool_call":
                     self._writer.open_call(event.tool_id, event.tool_name)
@@ -44,20 +48,17 @@ class _TextFilter(abc.ABC):
             case Failed():
                 if self._kind == "text":
                     self.end()  # what is open stays open, being incomplete
-                yield from self._writer.taken()
-                yield event
-                return
+                return iter([*self._writer.taken(), event])
             case Start() | Progress() | Finish():
-                yield from self._writer.taken()
-                yield event
-                return
-        yield from self._writer.taken()
+                return iter([*self._writer.taken(), event] if self._writer.events else (event,))
+        return iter(self._writer.taken())
 
     def _delta(self, event: PartDelta) -> None:
         if self._kind == "tool_call":
             self._writer.more_of_call(event.text, event.timings)
         elif self._kind == "reasoning" or (self._is_plain and not self._logprobs):
-            self._writer.pass_on(self._kind, event)
+            if self._writer.pass_on(self._kind, event):
+                self._passes = event.index
         else:
             self._logprobs += event.logprobs
             self._timings = event.timings or self._timings
@@ -139,10 +140,18 @@ class ThinkTags(_TextFilter):
                 self._held, self._is_after = said[len(closer) :], True
                 self.note()
                 return self._open()
-        if said and not any(mark.startswith(said) for pair in self._tags for mark in pair):
+        if said and not self._may_begin(said):
             if self._is_after:
                 self._held = said  # the line breaks behind the thoughts are part of how they are written
             self._plain()
+        return False
+
+    def _may_begin(self, said: str) -> bool:
+        """Tell whether a text may become a tag."""
+        # Without a generator, since every answer comes by here.
+        for pair in self._tags:  # noqa: SIM110
+            if pair[0].startswith(said) or pair[1].startswith(said):
+                return True
         return False
 
     def _think(self) -> bool:

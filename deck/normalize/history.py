@@ -24,14 +24,24 @@ def repair_history(request: ChatRequest, report: Report) -> ChatRequest:
     Raises:
         DeckError: what a call or a result means is not plain.
     """
-    request = _continued(request)
+    if request.extra:
+        request = _continued(request)
     messages = request.messages
-    if not any(isinstance(part, ToolCall | ToolResult) for message in messages for part in message.parts):
+    if not _holds_calls(messages):
         return request
     messages = _plain_arguments(messages, report)
     messages = _own_ids(messages, report)
     messages = _Paired(messages, report).turns()
     return request if messages == request.messages else replace(request, messages=messages)
+
+
+def _holds_calls(messages: tuple[Message, ...]) -> bool:
+    for message in messages:
+        for part in message.parts:
+            kind = type(part)
+            if kind is ToolCall or kind is ToolResult:
+                return True
+    return False
 
 
 def _continued(request: ChatRequest) -> ChatRequest:

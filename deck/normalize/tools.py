@@ -23,6 +23,8 @@ def note_schemas(request: Request, report: Report) -> None:
 
 def add_stops(request: ChatRequest, stops: Sequence[str]) -> ChatRequest:
     """Return the request with a family's stop strings behind the client's own."""
+    if not stops:
+        return request
     own = request.sampling.get("stop") or ()
     given = [own] if isinstance(own, str) else list(own)
     more = [stop for stop in stops if stop not in given]

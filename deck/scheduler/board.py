@@ -230,7 +230,9 @@ class Board:
         """Give a slot back."""
         # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
         if self._servers.get(ticket.profile) is server:
-            self._execute(self._policy.release(ticket, asyncio.get_running_loop().time()))
+            commands = self._policy.release(ticket, asyncio.get_running_loop().time())
+            if commands or self._policy.depth:
+                self._execute(commands)
             self._watch_idle(server.profile)
             if server.profile.server.max_rss is not None:
                 self.weigh(server)

@@ -6,8 +6,9 @@ It knows waiting and what has arrived. It does not know framing: the connection 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -87,8 +88,9 @@ class RawResponse:
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             chunks.clear()
             self._size = 0
-            if self._connection is not None:
-                self._connection.resume_reading()
+            connection = self._connection
+            if connection is not None and connection.is_held_back:
+                connection.resume_reading()
             return data
         if self._error is not None:
             raise self._error
@@ -103,8 +105,16 @@ class RawResponse:
             httpx.ReadTimeout: The read limit passed without a byte.
         """
         while (data := self.take()) is None:
-            await self._wait(self._limits.read)
+            await self.more()
         return data
+
+    def more(self) -> Coroutine[Any, Any, None]:
+        """Wait until `take` has something to return.
+
+        Raises:
+            asyncio.CancelledError: The answer is closed then.
+        """
+        return self._wait(self._limits.read)
 
     async def read(self, limit: int | None = None) -> bytes:
         """Return the whole remaining body.
@@ -145,7 +155,8 @@ class RawResponse:
         self._limit = limit
         if limit is not None:
             self._since = now = connection.loop.time()
-            connection.look_at(now + limit)
+            if now + limit < connection.looks_at:
+                connection.look_at(now + limit)
         self._waiter = waiter = connection.loop.create_future()
         try:
             await waiter

@@ -5,6 +5,7 @@ or what a body means.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterable
 from typing import Protocol, cast
 
@@ -32,9 +33,9 @@ class Connection(asyncio.Protocol):
 
     # fmt: off
     __slots__ = (
-        "_answered", "_complete", "_due", "_high_water", "_keep", "_left", "_loose", "_max_head", "_owner", "_parser",
-        "_protest", "_reading_paused", "_request_sent", "_response", "_reused", "_timer", "_transport", "_write_timer",
-        "closed", "idle_since", "is_stale", "is_writing", "loop", "target",
+        "_answered", "_complete", "_high_water", "_keep", "_left", "_loose", "_max_head", "_owner", "_parser",
+        "_protest", "_request_sent", "_response", "_reused", "_timer", "_transport", "_write_timer", "closed",
+        "idle_since", "is_held_back", "is_stale", "is_writing", "looks_at", "loop", "target",
     )
     # fmt: on
 
@@ -55,10 +56,10 @@ class Connection(asyncio.Protocol):
         self._response: RawResponse | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
+        self.looks_at = math.inf
         self._left = 0
         self._reused = False
-        self._reading_paused = False
+        self.is_held_back = False
         self._reset()
 
     def _reset(self) -> None:
@@ -150,28 +151,30 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self.looks_at = math.inf
         if self._transport is not None:
             self._transport.abort()
 
     def look_at(self, due: float) -> None:
         """See at that time whether the answer is late; one lazy timer serves the connection for as long as it lives."""
         if self._timer is not None:
-            if self._due <= due:
+            if self.looks_at <= due:
                 return
             self._timer.cancel()
-        self._due = due
+        self.looks_at = due
         self._timer = self.loop.call_at(due, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
+        self.looks_at = math.inf
         due = self._response._expire(self.loop.time()) if self._response is not None else None
         if due is not None:
             self.look_at(due)
 
     def resume_reading(self) -> None:
         """Take bytes from the socket again after the reader has caught up."""
-        if self._reading_paused:
-            self._reading_paused = False
+        if self.is_held_back:
+            self.is_held_back = False
             assert self._transport is not None
             self._transport.resume_reading()
 
@@ -200,8 +203,8 @@ class Connection(asyncio.Protocol):
             self.fail(httpx.RemoteProtocolError(self._protest))
         elif self._loose > self._max_head:
             self.fail(httpx.RemoteProtocolError(f"more than {self._max_head} bytes of response head"))
-        elif response._size > self._high_water and not self._reading_paused:
-            self._reading_paused = True
+        elif response._size > self._high_water and not self.is_held_back:
+            self.is_held_back = True
             assert self._transport is not None
             self._transport.pause_reading()
 
@@ -292,13 +295,15 @@ class Connection(asyncio.Protocol):
         self._response = None
         response._complete = True
         response._detach()
-        self._stop_write_timer()
+        if self._write_timer is not None:
+            self._stop_write_timer()
         if not self._keep or not self._request_sent or transport.is_closing() or transport.get_write_buffer_size():
             self.abort()
             return
         if response._bodiless:
             self._parser = httptools.HttpResponseParser(self)  # the old one waits for the body that was announced
-        self.resume_reading()
+        if self.is_held_back:
+            self.resume_reading()
         self._reused = True
         self._owner.give_back(self)
 

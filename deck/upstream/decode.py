@@ -210,10 +210,10 @@ class Decoder:
             if self._raw:
                 if text := choice.get("text"):
                     self._text("text", text, payload)
-            elif type(delta) is dict:
-                self._delta(delta, payload)
             elif delta:
-                raise _garbage(payload)
+                if type(delta) is not dict:
+                    raise _garbage(payload)
+                self._delta(delta, payload)
         if reason:
             self._take_reason(reason)
 
@@ -250,19 +250,19 @@ class Decoder:
                 raise _broken(f"llama-server ended the answer with {str(reason)[:_EXCERPT]!r}")
 
     def _take_extras(self, chunk: Mapping[str, Any]) -> None:
-        if usage := _members(chunk, "usage"):
-            self._usage = Usage(
-                _count(usage, "prompt_tokens") or 0,
-                _count(usage, "completion_tokens") or 0,
-                _count(_members(usage, "prompt_tokens_details"), "cached_tokens"),
-                _count(_members(usage, "completion_tokens_details"), "reasoning_tokens"),
-            )
-        if timings := _members(chunk, "timings"):
-            self._timings = self._parts.timings = timings
-        if progress := _members(chunk, "prompt_progress"):
-            self._parts.events.append(Progress("prompt", progress))
-        if verbose := _members(chunk, "__verbose"):
-            self._take_verbose(verbose)
+        for name in _EXTRAS.intersection(chunk):
+            members = chunk[name]
+            if type(members) is not dict or not members:
+                continue
+            match name:
+                case "usage":
+                    self._usage = _measured(members)
+                case "timings":
+                    self._timings = self._parts.timings = members
+                case "prompt_progress":
+                    self._parts.events.append(Progress("prompt", members))
+                case _:
+                    self._take_verbose(members)
 
     def _take_verbose(self, verbose: Mapping[str, Any]) -> None:
         word = verbose.get("stopping_word")
@@ -306,8 +306,17 @@ def _object(payload: bytes) -> dict[str, Any] | None:
     return value if type(value) is dict else None
 
 
-def _members(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = values.get(name)
+def _measured(usage: Mapping[str, Any]) -> Usage:
+    return Usage(
+        _count(usage, "prompt_tokens") or 0,
+        _count(usage, "completion_tokens") or 0,
+        _count(_details(usage, "prompt_tokens_details"), "cached_tokens"),
+        _count(_details(usage, "completion_tokens_details"), "reasoning_tokens"),
+    )
+
+
+def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = usage.get(name)
     return value if type(value) is dict else _NO_MEMBERS
 
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,7 +49,7 @@ def read_gateways(path: Path, only: Collection[str] = ()) -> list[Gateway]:
     """Return the gateways of a file; HERE, BUILD and PYTHON in it stand for their paths."""
     text = path.read_text(encoding="utf-8")
     for word, value in (("HERE", str(HERE)), ("BUILD", str(BUILD)), ("PYTHON", sys.executable)):
-        text = text.replace(f'"{word}', f'"{value}')
+        text = re.sub(f'"{word}(?=["/])', f'"{value}', text)
     return [Gateway(**entry) for entry in json.loads(text) if not only or entry["name"] in only]
 
 

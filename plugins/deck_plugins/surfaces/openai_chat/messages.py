@@ -39,6 +39,16 @@ def read_messages(reader: Reader, items: list[Any], *, remote_images: bool) -> t
     """
     if not items:
         raise invalid("messages: expected at least one message", "messages", "unsupported_value")
+    messages: list[Message] = []
+    for position, item in enumerate(items):
+        message = _plain(item, position)
+        if message is None:
+            return _read_turns(reader, items, remote_images)
+        messages.append(message)
+    return tuple(messages)
+
+
+def _read_turns(reader: Reader, items: list[Any], remote_images: bool) -> tuple[Message, ...]:
     turns = [
         _plain(item, position) or _turn(reader, item, position, remote_images) for position, item in enumerate(items)
     ]

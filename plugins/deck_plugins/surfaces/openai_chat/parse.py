@@ -28,7 +28,8 @@ from .tools import read_tools
 
 _PROTECTED = frozenset({"model", "messages", "tools", "stream", "functions"})
 # What most requests are made of; any other field needs to be looked for.
-_USUAL = frozenset({"model", "messages", "stream", "stream_options", *SAMPLING_NAMES})
+_BESIDE_SAMPLING = ("model", "messages", "stream", "stream_options")
+_USUAL = frozenset({*_BESIDE_SAMPLING, *SAMPLING_NAMES})
 _FORWARDED = (
     "timings_per_token",
     "return_progress",
@@ -65,7 +66,7 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     reader = Reader(report, lenient=options.lenient)
     fields = reader.read_with_extra(FIELDS, body, protected=_PROTECTED)
     for name in ("model", "messages"):
-        if name not in fields:
+        if name not in fields.values:
             raise invalid(f"{name} is required", name, "missing_required_parameter")
     if _USUAL.issuperset(fields.values) and "service_tier" not in body:
         return _usual(reader, fields, options)
@@ -105,10 +106,15 @@ def _usual(reader: Reader, fields: Values, options: ParseOptions) -> Parsed:
     """Do what `parse` does where nothing but messages, sampling and streaming was asked for."""
     values = fields.values
     stream = values.get("stream", False)
+    sampling = values.copy()
+    for name in _BESIDE_SAMPLING:
+        sampling.pop(name, None)
+    if sampling.get("stop") == []:
+        del sampling["stop"]
     request = ChatRequest(
         model=values["model"],
         messages=read_messages(reader, values["messages"], remote_images=options.remote_images),
-        sampling=_sampling(fields),
+        sampling=sampling,
         stream=stream,
     )
     reply = _WITH_USAGE if "stream_options" in values and _includes_usage(reader, fields, stream) else _PLAIN
