@@ -27,6 +27,7 @@ from deck.exchange import Exchange, note_cut
 from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
+from deck.operation import Operation
 from deck.pipeline import Pipeline
 from deck.reply import Reply
 from deck.scheduler.lanes import route_decide
@@ -65,8 +66,18 @@ class Endpoint:
         self._pipeline = pipeline
         self._observers = observers
         self._on_observer_failure = on_observer_failure
-        self._running: set[_Serving] = set()
+        self._running: set[Serving] = set()
         self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def config(self) -> Config:
+        """How it serves."""
+        return self._config
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What it asks."""
+        return self._pipeline
 
     @property
     def running(self) -> int:
@@ -87,9 +98,9 @@ class Endpoint:
         self, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route
     ) -> Coroutine[Any, Any, None]:
         """Serve one request to a route of a surface."""
-        return _Serving(self, scope, receive, send, surface, route).run()
+        return Serving(self, scope, receive, send, surface, route).run()
 
-    def _ended(self, serving: _Serving) -> None:
+    def _ended(self, serving: Serving) -> None:
         self._running.discard(serving)
         if self._idle is not None and not self._running:
             self._idle.set_result(None)
@@ -112,8 +123,11 @@ class Endpoint:
                 self._on_observer_failure(name)
 
 
-class _Serving:
-    """The life of one exchange; it can be ended from outside, and `why` says who did."""
+class Serving:
+    """The life of one exchange; it can be ended from outside, and `why` says who did.
+
+    What it answers is a surface's; `deck.forwarding` derives from it what answers an operation.
+    """
 
     __slots__ = (
         "endpoint",
@@ -132,10 +146,11 @@ class _Serving:
         "task",
         "turn",
         "why",
+        "wire",
     )
 
     def __init__(
-        self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route
+        self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, wire: Surface | Operation, route: Route
     ) -> None:
         self.endpoint = endpoint
         self.scope = scope
@@ -147,10 +162,12 @@ class _Serving:
         self.now = time.time()
         # Deck's own server writes names in lower case.
         self.headers = headers = by_name(scope) if self.turn is not None else None
-        self.surface = surface
+        self.wire = wire
+        if not isinstance(wire, Operation):
+            self.surface = wire
         self.exchange = Exchange(
             id=request_id(scope) if headers is None else request_id_of(headers.get(b"x-request-id")),
-            surface=surface,
+            surface=wire,
             principal=NOBODY,
             seed=alphanumerics(40),
             began=time.monotonic(),
@@ -166,11 +183,13 @@ class _Serving:
         self.feed: Callable[[Event], bytes] | None = None
 
     def cancel(self, why: Literal["client", "shutdown"]) -> None:
+        """End the exchange; the first reason counts."""
         if not self.why:
             self.why = why
             self.task.cancel()
 
     async def run(self) -> None:
+        """Serve it from its token to its record."""
         watcher: asyncio.Task[None] | None = None
         self.endpoint._running.add(self)
         try:
@@ -204,14 +223,7 @@ class _Serving:
         """Check the token, then read and prepare the body."""
         exchange, endpoint = self.exchange, self.endpoint
         turn, scope, headers = self.turn, self.scope, self.headers
-        credentials = credentials_of(scope["headers"]) if headers is None else credentials_by_name(headers)
-        principal = endpoint._tokens.authenticate(credentials, self.now)
-        if principal is None:
-            raise DeckError(
-                ErrorKind.AUTHENTICATION,
-                "no valid token: send 'Authorization: Bearer …' or 'x-api-key: …' with one made by `deck token create`",
-            )
-        exchange.principal = principal
+        self._authenticate()
         config = endpoint._config
         content = whole_body(turn, headers, config.body_limit) if turn is not None else None
         if content is None:
@@ -222,6 +234,17 @@ class _Serving:
         if self.surface.header_names:
             exchange.headers = _headers_of(self.scope, self.surface.header_names)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
+
+    def _authenticate(self) -> None:
+        headers = self.headers
+        credentials = credentials_of(self.scope["headers"]) if headers is None else credentials_by_name(headers)
+        principal = self.endpoint._tokens.authenticate(credentials, self.now)
+        if principal is None:
+            raise DeckError(
+                ErrorKind.AUTHENTICATION,
+                "no valid token: send 'Authorization: Bearer …' or 'x-api-key: …' with one made by `deck token create`",
+            )
+        self.exchange.principal = principal
 
     def _ignore_headers(self) -> None:
         """Report the headers that mean something to a wire's vendor and nothing here."""
@@ -393,11 +416,13 @@ class _Serving:
         self.reply.quiet()
         await self.reply.settle()
         if not self.reply.has_started:
-            body = self.surface.error(error, self.exchange.id)
+            body = self.wire.error(error, self.exchange.id)
             await self.reply.json(error.kind.status, body, error_headers(error))
         elif self.feed is not None:
             await self.reply.frames(self.feed(Failed(error)))
             await self.reply.end()
+        else:
+            self.reply.cut()
 
     async def _cancelled(self) -> None:
         match self.why:
@@ -413,28 +438,39 @@ class _Serving:
             case _:
                 raise asyncio.CancelledError
 
+    def _asks_stream(self) -> bool:
+        parsed = self.exchange.parsed
+        return parsed is not None and parsed.request.stream
+
+    def _lane(self) -> str:
+        return route_decide()._value_
+
+    def _tokens(self) -> tuple[int | None, int | None, int | None]:
+        usage = self.finish.usage if self.finish else None
+        return (usage.prompt, usage.completion, usage.cached) if usage else (None, None, None)
+
     def _record(self) -> None:
         exchange, now = self.exchange, time.monotonic()
-        usage = self.finish.usage if self.finish else None
+        prompt, completion, cached = self._tokens()
         first = exchange.first_token
         self.endpoint.observe(
             ExchangeRecord(
                 id=exchange.id,
-                surface=self.surface.name,
+                surface=self.wire.name,
                 model=exchange.profile.id if exchange.profile else "",
                 principal=exchange.principal.name,
                 outcome=self.outcome,
                 status=self.status,
-                stream=bool(exchange.parsed and exchange.parsed.request.stream),
+                stream=self._asks_stream(),
                 duration=now - exchange.began,
                 queued=(exchange.granted or now) - exchange.began,
                 first_token=first - exchange.began if first is not None else None,
-                prompt_tokens=usage.prompt if usage else None,
-                completion_tokens=usage.completion if usage else None,
-                cached_tokens=usage.cached if usage else None,
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                cached_tokens=cached,
                 finish=self.finish.reason._value_ if self.finish else None,
                 notes=[(note.kind._value_, note.field) for note in exchange.report.notes],
-                lane=route_decide()._value_,
+                lane=self._lane(),
             )
         )
 

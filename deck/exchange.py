@@ -11,6 +11,7 @@ from deck.canon.value import value
 from deck.contracts import Family, Parsed, Server, Surface
 from deck.normalize.repairs import CUT_CALL
 from deck.normalize.report import Report
+from deck.operation import Operation
 from deck.profile import Profile
 from deck.tokens import Principal
 from deck.upstream.client import TEXT
@@ -25,7 +26,7 @@ class Exchange:
     """One client request from first byte to last; times are the monotonic clock's."""
 
     id: str
-    surface: Surface
+    surface: Surface | Operation
     principal: Principal
     seed: str
     began: float

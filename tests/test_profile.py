@@ -111,9 +111,11 @@ _FAULTS = {
     'id = "a"\n' + _LOCAL + 'ctx_size = "5"': "server.ctx_size: must be a valid integer",
     'id = "a"\n' + _LOCAL + 'ttl = "3 weeks"': 'server.ttl: not a duration; write "30s", "15m", "1h30m" or "0"',
     'id = "a"\n' + _LOCAL + 'memory = "much"': "server.memory: not a size;",
-    'id = "a"\n' + _LOCAL + 'api_key_env = "K"': "server: api_key_env belongs to url;",
-    'id = "a"\n' + _LOCAL + 'hf = "o/r"': "server: exactly one of model, hf and url is needed, not model and hf",
-    'id = "a"\n[server]': "server: exactly one of model, hf and url is needed, not none",
+    'id = "a"\n' + _LOCAL + 'api_key_env = "K"': "server: api_key_env belongs to url or command;",
+    'id = "a"\n'
+    + _LOCAL
+    + 'hf = "o/r"': "server: exactly one of model, hf, url and command is needed, not model and hf",
+    'id = "a"\n[server]': "server: exactly one of model, hf, url and command is needed, not none",
     'id = "a"': "server: is required",
     'id = "a"\nserver = 3': "server: must be a table",
     'id = "a b"\n' + _LOCAL: "id: may hold letters, digits",

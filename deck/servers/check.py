@@ -15,6 +15,7 @@ from deck import engine
 from deck.config import Config
 from deck.contracts import Address
 from deck.profile import Profile, nearest
+from deck.servers.backend import command_faults
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
 from deck.servers.journal import error_line
 from deck.servers.process import start_faults
@@ -31,6 +32,8 @@ def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] =
     if profile.server.url is not None:
         fault = key_fault(profile, environ)
         return [f"{profile.server.url} {fault}"] if fault is not None else []
+    if profile.server.command:
+        return command_faults(profile, environ.get("PATH"))
     found = start_faults(profile)
     try:
         binary = find_binary(profile, config, environ.get("PATH"))

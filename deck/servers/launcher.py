@@ -8,6 +8,7 @@ from deck.config import Config
 from deck.contracts import Server
 from deck.plugins import Plugins
 from deck.profile import Profile
+from deck.servers.backend import Backend
 from deck.servers.gguf import facts_of_file
 from deck.servers.process import Process
 from deck.servers.remote import Remote
@@ -29,6 +30,8 @@ class LocalLauncher:
         """Return the server of the profile, not yet started."""
         if profile.server.url is not None:
             return Remote(profile)
+        if profile.server.command:
+            return Backend(profile, self._config)
         return Process(profile, self._config, family_arguments=self._arguments(profile))
 
     def _arguments(self, profile: Profile) -> Sequence[str]:

@@ -175,7 +175,7 @@ class Process:
         self._key = secrets.token_urlsafe(32)
         self._journal = Journal(self._place.log, keep=self.profile.server.log_lines, secret=self._key)
         argv = guarded([*binary.argv, *self._arguments(binary)])
-        env = environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
+        env = self._environment()
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent
         options: dict[str, Any] = {
@@ -200,6 +200,10 @@ class Process:
                 child = spawning.result()
                 self._pid = child.pid
                 self._watch = asyncio.create_task(self._watched(child, output, self._journal))
+
+    def _environment(self) -> dict[str, str]:
+        assert self._place is not None
+        return environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
 
     def _arguments(self, binary: Binary) -> list[str]:
         assert self._place is not None
@@ -246,11 +250,15 @@ class Process:
         while (health := await probe.health()) is not Health.READY:
             if health is Health.LOADING and self._state is ServerState.STARTING:
                 self._state = ServerState.LOADING
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._ended.wait()
-            await self._raise_if_ended()
+            await self._rest(pause)
             pause = min(pause * _POLL_GROWTH, _POLL_MOST)
+
+    async def _rest(self, pause: float) -> None:
+        """Wait so many seconds for the next look, no longer than the process lives."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._ended.wait()
+        await self._raise_if_ended()
 
     async def _raise_if_ended(self) -> None:
         if not self._ended.is_set():

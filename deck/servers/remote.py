@@ -12,6 +12,7 @@ import httpx
 from deck.contracts import Address, Facts, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
+from deck.servers.backend import is_ready
 from deck.servers.probe import Health, facts_of, probing
 
 _PORTS = {"http": 80, "https": 443}
@@ -104,6 +105,10 @@ class Remote:
         return self._environ[name] if name is not None else None
 
     async def _ask(self) -> Facts:
+        if self.profile.is_foreign:
+            if not await is_ready(self._address, self._key, self.profile.server.health):
+                raise self._failed("is not ready: nobody listens, or [server] health does not answer 200")
+            return Facts()
         async with probing(self._address, self._key) as probe:
             match await probe.health():
                 case Health.SILENT:
