@@ -31,7 +31,7 @@ _ANSWER_LIMIT = 128 << 20
 _ALIVE = b": alive\n\n"
 _DONE = b"[DONE]"
 # Of the backend's headers these go with the bytes; all others are Deck's own.
-_PASSED = (b"content-type", b"content-length", b"content-disposition")
+_PASSED = (b"content-type", b"content-length", b"content-encoding", b"content-disposition")
 
 
 class OperationEndpoint:
@@ -245,11 +245,15 @@ class _Forwarding(Serving):
         return (*self.usage, None)
 
 
+# A page is what proxies and wrong addresses answer; it is no operation's answer.
+_KINDS = {b"text/event-stream": "events", b"text/html": "page"}
+
+
 def _kind(response: RawResponse) -> str:
     sent = (response.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     if sent == b"application/json" or sent.endswith(b"+json"):
         return "json"
-    return "events" if sent == b"text/event-stream" else "bytes"
+    return _KINDS.get(sent, "bytes")
 
 
 def _is_whole(frame: bytes) -> bool:

@@ -9,7 +9,12 @@ from deck.catalog import Catalog
 from deck.profile import Profile
 
 # Keys of `[server]` that do not reach the process or the address: a running server goes on under new ones.
-_NOT_LAUNCHED = frozenset({"ttl", "memory", "load_timeout", "stall_timeout", "log_lines", "load_to_count"})
+_NOT_LAUNCHED = frozenset(
+    {
+        *("ttl", "memory", "load_timeout", "stall_timeout", "log_lines", "load_to_count"),
+        *("health", "model_name", "fields"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

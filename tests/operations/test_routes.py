@@ -567,6 +567,12 @@ def test_what_a_backend_answers_badly(tmp_path: Path, reply: Any, status: int, s
         assert running.deck.board.running("i") == 0
 
 
+def test_a_page_is_no_sound(tmp_path: Path) -> None:
+    page = Reply(steps=[b"<html>"], headers={"content-type": "text/html; charset=utf-8"})
+    with app(tmp_path, profiles=KINDS, routes={"/v1/audio/speech": page}) as running:
+        assert "text/html" in error_of(post(running, "/v1/audio/speech", **LEAST["/v1/audio/speech"]), 502)["message"]
+
+
 def test_a_backend_that_does_not_stream_is_reported(deck: App) -> None:
     answer = post(deck, "/v1/images/generations", json={"model": "i", "prompt": "x", "stream": True})
     assert answer.json() == IMAGES
