@@ -15,7 +15,7 @@ from deck import engine
 from deck.config import Config
 from deck.contracts import Address
 from deck.profile import Profile, nearest
-from deck.servers.backend import command_faults
+from deck.servers.program import command_faults
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
 from deck.servers.journal import error_line
 from deck.servers.process import start_faults

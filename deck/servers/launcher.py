@@ -8,7 +8,7 @@ from deck.config import Config
 from deck.contracts import Server
 from deck.plugins import Plugins
 from deck.profile import Profile
-from deck.servers.backend import Backend
+from deck.servers.program import Program
 from deck.servers.gguf import facts_of_file
 from deck.servers.process import Process
 from deck.servers.remote import Remote
@@ -31,7 +31,7 @@ class LocalLauncher:
         if profile.server.url is not None:
             return Remote(profile)
         if profile.server.command:
-            return Backend(profile, self._config)
+            return Program(profile, self._config)
         return Process(profile, self._config, family_arguments=self._arguments(profile))
 
     def _arguments(self, profile: Profile) -> Sequence[str]:

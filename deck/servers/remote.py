@@ -12,7 +12,7 @@ import httpx
 from deck.contracts import Address, Facts, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
-from deck.servers.backend import is_ready
+from deck.servers.program import is_ready
 from deck.servers.probe import Health, facts_of, probing
 
 _PORTS = {"http": 80, "https": 443}

@@ -18,7 +18,7 @@ from deck.contracts import ServerState
 from deck.errors import DeckError
 from deck.profile import Profile, ProfileError, ServerSettings, load_profile
 from deck.servers import LocalLauncher, check_profile
-from deck.servers.backend import Backend
+from deck.servers.program import Program
 from deck.servers.remote import Remote
 
 PYTHON = sys.executable
@@ -43,7 +43,7 @@ def run(work: Any) -> None:
     asyncio.run(main())
 
 
-async def says(server: Backend, text: str = "hi", *, key: str | None = None) -> httpx.Response:
+async def says(server: Program, text: str = "hi", *, key: str | None = None) -> httpx.Response:
     address = server.address
     transport = httpx.AsyncHTTPTransport(uds=address.uds) if address.uds else httpx.AsyncHTTPTransport()
     base = "http://localhost" if address.uds else f"http://127.0.0.1:{address.port}"
@@ -57,7 +57,7 @@ async def says(server: Backend, text: str = "hi", *, key: str | None = None) -> 
 def test_it_serves_and_stops_and_leaves_nothing(config: Config, make: Make, place: str, health: str | None) -> None:
     async def main() -> None:
         server = LocalLauncher(config).launch(make(place, health=health))
-        assert isinstance(server, Backend)
+        assert isinstance(server, Program)
         await server.start()
         try:
             assert server.state is ServerState.READY
@@ -80,11 +80,11 @@ def test_it_serves_and_stops_and_leaves_nothing(config: Config, make: Make, plac
 
 def test_it_is_ready_when_its_health_says_so(config: Config, make: Make) -> None:
     async def main() -> None:
-        server = Backend(make("--port={port}", "--unhealthy=3", health="/health"), config)
+        server = Program(make("--port={port}", "--unhealthy=3", health="/health"), config)
         await server.start()
         assert "listening" in server.log.read_text() if server.log else False
         await server.stop(grace=5)
-        never = Backend(make("--port={port}", "--unhealthy=100000", health="/health", load_timeout="800ms"), config)
+        never = Program(make("--port={port}", "--unhealthy=100000", health="/health", load_timeout="800ms"), config)
         with pytest.raises(DeckError, match=r"was not ready after 0\.8 s"):
             await never.start()
         assert never.state is ServerState.FAILED
@@ -95,7 +95,7 @@ def test_it_is_ready_when_its_health_says_so(config: Config, make: Make) -> None
 
 def test_it_gets_a_key_only_where_it_says_in_which_variable(config: Config, make: Make) -> None:
     async def main() -> None:
-        server = Backend(make("--port={port}", "--key-variable=VOICE_KEY", api_key_env="VOICE_KEY"), config)
+        server = Program(make("--port={port}", "--key-variable=VOICE_KEY", api_key_env="VOICE_KEY"), config)
         await server.start()
         try:
             assert server.key
@@ -113,7 +113,7 @@ def test_it_gets_a_key_only_where_it_says_in_which_variable(config: Config, make
 def test_its_environment_is_scrubbed(config: Config, make: Make) -> None:
     async def main() -> None:
         environ = {**os.environ, "DECK_TOKEN": "secret", "SOME_SECRET": "x"}
-        server = Backend(make("--port={port}", env={"VOICES": "all"}), config, environ)
+        server = Program(make("--port={port}", env={"VOICES": "all"}), config, environ)
         await server.start()
         try:
             seen = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
@@ -128,7 +128,7 @@ def test_its_environment_is_scrubbed(config: Config, make: Make) -> None:
 
 def test_one_that_ends_says_why(config: Config, make: Make) -> None:
     async def main() -> None:
-        server = Backend(make("--port={port}", "--fail"), config)
+        server = Program(make("--port={port}", "--fail"), config)
         with pytest.raises(DeckError, match="exited with status 3: error: no such voice file") as caught:
             await server.start()
         assert caught.value.should_retry is None
@@ -148,7 +148,7 @@ def test_a_program_that_is_not_there_is_found_before_serving(config: Config, tmp
 
         async def main(profile: Profile = profile) -> None:
             with pytest.raises(DeckError, match="not there or not executable") as caught:
-                await Backend(profile, config).start()
+                await Program(profile, config).start()
             assert caught.value.should_retry is False
 
         run(main())
@@ -163,7 +163,7 @@ def test_a_program_beside_its_profile(config: Config, tmp_path: Path) -> None:
     assert check_profile(profile, config) == []
 
     async def main() -> None:
-        server = Backend(profile, config)
+        server = Program(profile, config)
         await server.start()
         assert (await says(server)).status_code == 200
         await server.stop(grace=5)
@@ -221,7 +221,7 @@ def test_variables_are_expanded_and_braces_stay(tmp_path: Path) -> None:
 
 def test_one_that_runs_elsewhere(config: Config, make: Make) -> None:
     async def main() -> None:
-        running = Backend(make("--port={port}"), config)
+        running = Program(make("--port={port}"), config)
         await running.start()
         try:
             for health in (None, "/health"):

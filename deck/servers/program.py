@@ -25,7 +25,7 @@ _POLL_FIRST, _POLL_MOST, _POLL_GROWTH = 0.02, 0.25, 1.5
 _PORT, _SOCKET = "{port}", "{socket}"
 
 
-class Backend(Process):
+class Program(Process):
     """One server of a profile with a `command`; implements `contracts.Server`."""
 
     def _prepared(self) -> Binary:
@@ -38,7 +38,7 @@ class Backend(Process):
             raise self._failure(f"no private directory for its files: {exc}", is_permanent=True) from exc
         is_socket = any(_SOCKET in item for item in self.profile.server.command)
         self._place = place if is_socket else replace(place, address=Address(port=free_port()))
-        return Binary(argv=(_program(self.profile, self._environ.get("PATH")) or "",))
+        return Binary(argv=(_place_of(self.profile, self._environ.get("PATH")) or "",))
 
     def _arguments(self, binary: Binary) -> list[str]:
         address = self.address
@@ -93,7 +93,7 @@ async def is_ready(address: Address, key: str | None, health: str | None) -> boo
 def command_faults(profile: Profile, path: str | None = None) -> list[str]:
     """Return what would make the start of a profile's `command` fail, as far as it is plain without running it."""
     found = setting_faults(profile)
-    if _program(profile, path) is None:
+    if _place_of(profile, path) is None:
         name = profile.server.command[0]
         found.insert(
             0, f"the program {name!r} is not there or not executable: set [server] command in {profile.source}"
@@ -101,7 +101,7 @@ def command_faults(profile: Profile, path: str | None = None) -> list[str]:
     return found
 
 
-def _program(profile: Profile, path: str | None) -> str | None:
+def _place_of(profile: Profile, path: str | None) -> str | None:
     """Return the program's place: of one with a slash under the profile's directory, else on PATH."""
     name = profile.server.command[0]
     if "/" not in name:
