@@ -15,10 +15,10 @@ from deck import engine
 from deck.config import Config
 from deck.contracts import Address
 from deck.profile import Profile, nearest
-from deck.servers.program import command_faults
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
 from deck.servers.journal import error_line
 from deck.servers.process import start_faults
+from deck.servers.program import command_faults
 from deck.servers.remote import key_fault
 
 _HELP_TIMEOUT = 5.0

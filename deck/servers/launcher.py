@@ -8,9 +8,9 @@ from deck.config import Config
 from deck.contracts import Server
 from deck.plugins import Plugins
 from deck.profile import Profile
-from deck.servers.program import Program
 from deck.servers.gguf import facts_of_file
 from deck.servers.process import Process
+from deck.servers.program import Program
 from deck.servers.remote import Remote
 
 

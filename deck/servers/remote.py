@@ -12,8 +12,8 @@ import httpx
 from deck.contracts import Address, Facts, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile
-from deck.servers.program import is_ready
 from deck.servers.probe import Health, facts_of, probing
+from deck.servers.program import is_ready
 
 _PORTS = {"http": 80, "https": 443}
 _RETRY_AFTER = 5.0

@@ -411,8 +411,8 @@ def test_llama_servers_transcription_reads_less(tmp_path: Path) -> None:
     """What it would leave out without a word is left out and listed."""
     own = 'id = "asr"\nkind = "transcription"\n[server]\nhf = "org/model"\n'
     with app(tmp_path, profiles={"asr": own}, routes=ROUTES) as running:
+        from deck.exchange import Exchange
         from deck.forwarder import Forwarder
-        from deck.pipeline import Exchange
         from deck.tokens import Principal
 
         operation = running.deck.plugins.operations["transcriptions"]
