@@ -20,7 +20,7 @@ from deck.catalog import Catalog, CatalogError
 from deck.config import Config
 from deck.contracts import Launcher, Route, Surface
 from deck.control import Control
-from deck.endpoint import Endpoint, error_headers
+from deck.endpoint import Endpoint
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.forwarding import OperationEndpoint
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
@@ -38,6 +38,7 @@ from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
 from deck.servers import LocalLauncher
 from deck.servers.memory import estimate_memory
+from deck.serving import error_headers
 from deck.tokens import TokenStore
 from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import Transport

@@ -204,8 +204,8 @@ def _explain(commands: Any) -> None:
 
 def _run_explain(arguments: argparse.Namespace) -> int:
     from deck.app import Deck
-    from deck.endpoint import NOBODY
     from deck.serve import token_store
+    from deck.serving import NOBODY
 
     config = configuration(arguments)
     plugins, catalog = load(config)

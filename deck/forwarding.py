@@ -16,11 +16,12 @@ from deck import json, query
 from deck.body import read_body, whole_body
 from deck.canon.events import Event, Failed
 from deck.contracts import Route
-from deck.endpoint import Endpoint, Serving
+from deck.endpoint import Endpoint
 from deck.errors import DeckError, ErrorKind
 from deck.forwarder import Forwarder, Order
 from deck.http import Receive, Scope, Send, header
 from deck.operation import Operation
+from deck.serving import Serving
 from deck.upstream.client import UpstreamClient
 from deck.upstream.failures import upstream_error
 from deck.upstream.frames import FrameCutter, payload_of, with_payload
@@ -39,7 +40,7 @@ class OperationEndpoint:
 
     def __init__(self, endpoint: Endpoint, client: UpstreamClient) -> None:
         self._endpoint = endpoint
-        self._forwarder = Forwarder(endpoint.pipeline, client)
+        self._forwarder = Forwarder(endpoint._pipeline, client)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send, operation: Operation) -> Coroutine[Any, Any, None]:
         """Serve one request to a route of an operation."""
@@ -69,7 +70,7 @@ class _Forwarding(Serving):
     async def _admit(self) -> None:
         """Check the token, then read and prepare the body."""
         self._authenticate()
-        exchange, config, operation = self.exchange, self.endpoint.config, self.operation
+        exchange, config, operation = self.exchange, self.endpoint._config, self.operation
         is_usual = self.turn is not None and operation.form == "json"
         content = whole_body(self.turn, self.headers, config.body_limit) if is_usual and self.turn else None
         if content is None:
@@ -91,7 +92,7 @@ class _Forwarding(Serving):
         if order.asked.stream:
             self.is_stream = True
             self.feed = self._error_event
-            self.reply.beat(self.endpoint.config.heartbeat, lambda: _ALIVE if self._is_alive() else None)
+            self.reply.beat(self.endpoint._config.heartbeat, lambda: _ALIVE if self._is_alive() else None)
         async with self.forwarder.forwarded(self.exchange, order) as response:
             kind = _kind(response)
             if kind not in self.operation.answers or (kind == "events" and not order.asked.stream):
@@ -237,9 +238,6 @@ class _Forwarding(Serving):
 
     def _asks_stream(self) -> bool:
         return self.order is not None and self.order.asked.stream
-
-    def _lane(self) -> str:
-        return ""
 
     def _tokens(self) -> tuple[int | None, int | None, int | None]:
         return (*self.usage, None)
