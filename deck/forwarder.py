@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from deck.operation import Asked, Operation
 from deck.pipeline import Pipeline
 from deck.profile import Profile
 from deck.servers.command import flags
+from deck.shaping import call_plugin
 from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import RawResponse
 
@@ -67,7 +69,8 @@ class Forwarder:
         profile = self._serving(exchange, operation, body.get("model"))
         passed = frozenset(profile.server.fields)
         lenient = self._pipeline.is_lenient(exchange, profile)
-        asked = operation.parse(body, exchange.report, lenient=lenient, passed=passed)
+        parse = partial(operation.parse, lenient=lenient, passed=passed)
+        asked: Asked = call_plugin(operation.name, parse, body, exchange.report)
         if operation.unread and not profile.is_foreign:
             asked = _without_unread(asked, operation, exchange.report)
         return Order(operation=operation, asked=asked, sections=sections, boundary=boundary)
@@ -127,7 +130,7 @@ class Forwarder:
         assert profile is not None
         if order.operation.surface is not None:
             return _JSON, [json.dumps(self._pipeline.shape(exchange, server.facts).body)]
-        order.operation.check(asked, server.facts)
+        call_plugin(order.operation.name, order.operation.check, asked, server.facts)
         model = profile.server.model_name or profile.id
         if order.boundary:
             return content_type_of(order.boundary), pieces_of(kept(order.sections, asked.fields, model), order.boundary)

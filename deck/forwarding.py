@@ -22,6 +22,7 @@ from deck.forwarder import Forwarder, Order
 from deck.http import Receive, Scope, Send, header
 from deck.operation import Operation
 from deck.serving import Serving
+from deck.shaping import call_plugin
 from deck.upstream.client import UpstreamClient
 from deck.upstream.failures import upstream_error
 from deck.upstream.frames import FrameCutter, payload_of, with_payload
@@ -140,7 +141,7 @@ class _Forwarding(Serving):
             if answer.get("error"):
                 raise upstream_error(200, answer, who="the backend")
             self._note_usage(answer)
-        answer = self.operation.render(answer, order.asked)
+        answer = call_plugin(self.operation.name, self.operation.render, answer, order.asked)
         if isinstance(answer, dict) and "model" in answer:
             answer["model"] = self.exchange.model
         await self.reply.json(200, answer)

@@ -49,6 +49,9 @@ class Program(Process):
 
     def _environment(self) -> dict[str, str]:
         env = super()._environment()
+        env.pop("PYTHONPATH", None)  # Deck's own place is no business of other programs
+        if "PYTHONPATH" in self._environ:
+            env["PYTHONPATH"] = self._environ["PYTHONPATH"]
         # It is no llama-server: it gets a key only where its profile says in which variable it looks for one.
         key, name = env.pop("LLAMA_API_KEY", None), self.profile.server.api_key_env
         if name is None or key is None:

@@ -9,7 +9,7 @@ import re
 
 from deck.upstream.sse import LIMIT, SSEError
 
-_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE = re.compile(rb"\r\n|\n|\r")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -659,3 +661,43 @@ def test_the_lists_of_models_stay_apart(deck: App) -> None:
     assert [item["id"] for item in deck.send("GET", "/v1/models").json()["data"]] == ["m1", "m2"]
     for path, name in (("/v1/embeddings/models", "e"), ("/v1/rerank/models", "r"), ("/v1/images/models", "i")):
         assert [item["id"] for item in deck.send("GET", path).json()["data"]] == [name]
+
+
+FAULTY = """
+    from deck.api import Asked, Field, Operation, Table, hookimpl, string
+
+    def fail(*arguments):
+        raise ZeroDivisionError("oops")
+
+    @hookimpl
+    def deck_register_operations(config):
+        return [
+            Operation(
+                name=name,
+                title=name,
+                paths=(f"/{name}",),
+                kinds={"image": frozenset()},
+                route="/v1/images/generations",
+                tables={"": Table("x", [Field.mapped("model", string())])},
+                render_error=lambda error: {"error": {"message": error.message}},
+                **{name: fail},
+            )
+            for name in ("read", "check", "render")
+        ]
+"""
+
+
+@pytest.mark.parametrize("name", ["read", "check", "render"])
+def test_an_operation_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "faulty_operations.py").write_text(textwrap.dedent(FAULTY))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = [
+        EntryPoint("openai_chat", "deck_plugins.surfaces.openai_chat", "deck"),
+        EntryPoint("generic", "deck_plugins.families.generic", "deck"),
+        EntryPoint("faulty", "faulty_operations", "deck"),
+    ]
+    with app(tmp_path, profiles=KINDS, routes=ROUTES, points=points) as running:
+        answer = post(running, f"/{name}", json={"model": "i"})
+        assert answer.status_code == 500
+        assert f"the plugin '{name}' failed on this request: ZeroDivisionError" in answer.json()["error"]["message"]
+        assert running.deck.board.running("i") == 0

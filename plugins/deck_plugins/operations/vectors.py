@@ -193,7 +193,7 @@ def _ranked(answer: Any, asked: Asked) -> Any:
     if asked.reply is None or not isinstance(results, list):
         return answer
     for item in results:
-        place = item.get("index")
+        place = item.get("index") if isinstance(item, dict) else None
         if isinstance(place, int) and 0 <= place < len(asked.reply):
             item["document"] = {"text": asked.reply[place]}
     return answer
