@@ -111,6 +111,8 @@ class Forwarder:
         """
         profile = exchange.profile
         assert profile is not None
+        if order.operation.surface is not None:
+            await self._pipeline.complete(exchange)  # a backend is never given a URL to follow
         async with self._pipeline.board.admit(profile, exchange.principal.name) as server:
             exchange.granted, exchange.server = self._pipeline.now(), server
             kind, pieces = self._sent(exchange, order, server)

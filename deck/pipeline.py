@@ -214,6 +214,14 @@ class Pipeline:
         if not response.is_complete:
             await self._client.settle(response)
 
+    async def complete(self, exchange: Exchange) -> None:
+        """Fetch what a prepared request only names, for whoever sends it by another way than `run`.
+
+        Raises:
+            DeckError: it cannot be fetched.
+        """
+        await self._fetch_images(exchange)
+
     async def _fetch_images(self, exchange: Exchange) -> None:
         """Put images in the place of their URLs, unless the model is known to take none."""
         assert exchange.parsed is not None

@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from app_support import BODY, App, app, error_of
+from web_site import listener, site
 
+from deck.config import MediaSettings
 from deck.contracts import ExchangeRecord
 from deck.multipart import boundary_of, sections_of
 from deck.testing.fake_llama import Act, Received, Reply
@@ -470,6 +472,23 @@ def test_the_template_is_asked_for_what_chat_would_send(deck: App, kept: Kept) -
     assert sent(deck, "/apply-template").json() == deck.upstream()[-1]
     assert answer.headers["x-athena-compatibility-ignored"] == "metadata"
     assert kept.records[0].surface == "apply-template"
+
+
+def test_a_template_is_never_given_a_url_to_follow(tmp_path: Path) -> None:
+    sock = listener()
+    port = sock.getsockname()[1]
+    routes = {"/props": {"modalities": {"vision": True}}, "/apply-template": {"prompt": "<hi>"}}
+    media = MediaSettings(allow_private=(f"127.0.0.1:{port}",))
+    part = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}
+    body = {"model": "m1", "messages": [{"role": "user", "content": [part]}]}
+    with app(tmp_path, routes=routes, media=media) as running:
+        serving = site(sock)
+        web = running.runner.run(serving.__aenter__())
+        assert post(running, "/apply-template", json=body).status_code == 200
+        running.runner.run(serving.__aexit__(None, None, None))
+        assert web.paths == ["/a.png"]
+        assert str(port).encode() not in sent(running, "/apply-template").body
+        assert b"data:image/png;base64," in sent(running, "/apply-template").body
 
 
 def test_infilling_follows_the_profile(tmp_path: Path) -> None:
