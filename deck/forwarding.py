@@ -7,7 +7,7 @@ events one by one. What breaks after its beginning ends in an error event, else 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -149,7 +149,7 @@ class _Forwarding(Serving):
     async def _whole(self, response: RawResponse) -> bytes:
         parts: list[bytes] = []
         size = 0
-        async for chunk in self._chunks(response):
+        while chunk := await self._next(response):
             size += len(chunk)
             if size > _ANSWER_LIMIT:
                 limit = f"{_ANSWER_LIMIT >> 20} MiB"
@@ -162,7 +162,7 @@ class _Forwarding(Serving):
     async def _pass_bytes(self, response: RawResponse) -> None:
         reply = self.reply
         headers = [(name, found) for name in _PASSED if (found := response.header(name)) is not None]
-        async for chunk in self._chunks(response):
+        while chunk := await self._next(response):
             if not reply.has_started:
                 await reply.begin(200, [*headers, (b"x-accel-buffering", b"no")])
             await reply.frames(chunk)
@@ -172,7 +172,7 @@ class _Forwarding(Serving):
 
     async def _pass_events(self, response: RawResponse) -> None:
         cutter, is_over = FrameCutter(), False
-        async for chunk in self._chunks(response):
+        while chunk := await self._next(response):
             try:
                 frames = cutter.feed(chunk)
             except SSEError as exc:
@@ -196,7 +196,7 @@ class _Forwarding(Serving):
             data = payload_of(frame)
             event = _object(data)
             if event is not None:
-                is_last = is_last or self._judge(event)
+                is_last = self._judge(event) or is_last
                 if isinstance(event.get("model"), str):
                     frame = with_payload(frame, json.dumps({**event, "model": self.exchange.model}))
             shown.append(frame)
@@ -211,16 +211,17 @@ class _Forwarding(Serving):
         self._note_usage(event)
         return self.operation.is_last(event)
 
-    async def _chunks(self, response: RawResponse) -> AsyncIterator[bytes]:
+    async def _next(self, response: RawResponse) -> bytes:
+        """Return what came since the last call, b"" at the orderly end."""
         server = self.exchange.server
         assert server is not None
         try:
-            while chunk := await response.next_chunk():
-                if self.exchange.first_token is None:
-                    self.exchange.first_token = time.monotonic()
-                yield chunk
+            chunk = await response.next_chunk()
         except httpx.HTTPError as exc:
             raise await self.forwarder.broken(server, exc) from exc
+        if self.exchange.first_token is None:
+            self.exchange.first_token = time.monotonic()
+        return chunk
 
     def _error_event(self, event: Event) -> bytes:
         assert isinstance(event, Failed)
