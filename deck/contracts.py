@@ -359,7 +359,7 @@ class Step(Protocol):
 
 @value(frozen=True, slots=True, kw_only=True)
 class ExchangeRecord:
-    """What became of one exchange; times in seconds; no bodies, no secrets."""
+    """What became of one exchange; times in seconds; no bodies, no secrets. Operations take no lane: it is ""."""
 
     id: str
     surface: str

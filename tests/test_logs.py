@@ -88,9 +88,9 @@ def test_an_exchange_is_one_line(stream: io.StringIO) -> None:
 
 
 def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> None:
-    logs.log_exchange(dataclasses.replace(RECORD, model="", principal="", first_token=None, finish=None))
+    logs.log_exchange(dataclasses.replace(RECORD, model="", principal="", first_token=None, finish=None, lane=""))
     found = pairs(stream.getvalue())
-    assert not {"model", "principal", "first_token", "finish"} & set(found)
+    assert not {"model", "principal", "first_token", "finish", "lane"} & set(found)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,7 @@ def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> No
         {"id": "req_hunter2canaryhunter2cana", "model": "", "principal": "", "status": 404, "stream": False},
         {"model": "hunter2canary", "prompt_tokens": None, "completion_tokens": None, "cached_tokens": None},
         {"outcome": "client gone", "duration": 0.00004, "queued": 1e-9, "notes": ()},
+        {"surface": "embeddings", "lane": ""},
         {"notes": (("changed", "rescued_call"), ("changed", "rescued_call"), ("changed", "cut_call"))},
     ],
 )
