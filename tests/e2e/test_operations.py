@@ -115,7 +115,9 @@ def test_the_dimensions_that_the_model_has_are_accepted_and_no_others(client: ht
     assert "128" in error["message"]
 
 
-def test_an_input_that_is_too_long_is_the_clients_fault(client: httpx.Client) -> None:
+def test_an_input_may_be_as_long_as_a_slot_and_no_longer(client: httpx.Client) -> None:
+    found = embed(client, input="word " * 1000)
+    assert found["usage"]["prompt_tokens"] == 2000
     error = error_of(client.post("/v1/embeddings", json={"model": "embedder", "input": "word " * 3000}), 400)
     assert "too large" in error["message"]
 
