@@ -32,6 +32,8 @@ Handler = Callable[[Scope, Receive, Principal], Awaitable[Answer]]
 
 PUBLIC = frozenset({("HEAD", "/"), ("GET", "/health"), ("HEAD", "/health"), ("GET", "/healthz"), ("HEAD", "/healthz")})
 _KIND_LISTS: dict[str, Kind] = {
+    "/embeddings/models": "embedding",
+    "/rerank/models": "rerank",
     "/images/models": "image",
     "/audio/speech/models": "speech",
     "/audio/transcriptions/models": "transcription",
@@ -123,8 +125,9 @@ class Admin:
         return _alive()
 
     async def _capabilities(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
-        pipeline = self._pipeline
-        return 200, discovery.capabilities(pipeline.plugins.surfaces, pipeline.catalog, pipeline.board, principal)
+        pipeline, plugins = self._pipeline, self._pipeline.plugins
+        catalog, board = pipeline.catalog, pipeline.board
+        return 200, discovery.capabilities(plugins.surfaces, plugins.operations, catalog, board, principal)
 
     async def _models(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
         return 200, discovery.models(self._pipeline.catalog.of_kind("chat"), self._pipeline.board, principal)

@@ -79,6 +79,7 @@ from deck.normalize.types import (
     strings,
     wrong_type,
 )
+from deck.operation import Answers, Asked, Operation, Upload, upload
 from deck.profile import Profile
 
 __all__ = [
@@ -88,6 +89,8 @@ __all__ = [
     "SAMPLING_NAMES",
     "Address",
     "Answer",
+    "Answers",
+    "Asked",
     "Audio",
     "ChatRequest",
     "CountingSurface",
@@ -112,6 +115,7 @@ __all__ = [
     "Message",
     "Needs",
     "Observer",
+    "Operation",
     "Output",
     "Overrun",
     "ParseOptions",
@@ -143,6 +147,7 @@ __all__ = [
     "ToolChoice",
     "ToolResult",
     "Treatment",
+    "Upload",
     "Usage",
     "Values",
     "anything",
@@ -170,5 +175,6 @@ __all__ = [
     "strings",
     "tool_id_of_client",
     "unknown",
+    "upload",
     "wrong_type",
 ]

@@ -20,14 +20,16 @@ from deck.catalog import Catalog, CatalogError, shipped_dir
 from deck.config import Config
 from deck.contracts import Launcher, Route, Server, Surface
 from deck.control import Control
-from deck.endpoint import Endpoint, error_headers
+from deck.endpoint import Endpoint
 from deck.errors import DeckError, ErrorKind, invalid
+from deck.forwarding import OperationEndpoint
 from deck.http import Receive, Scope, Send, header, normal_path, request_id
 from deck.loading import StartError, load_catalog
 from deck.media import ImageFetcher
 from deck.metrics import Metrics
 from deck.normalize.repairs import REPAIRS
 from deck.normalize.report import Report
+from deck.operation import Operation
 from deck.pipeline import Pipeline
 from deck.plugins import Plugins
 from deck.profile import Profile, ProfileError
@@ -37,6 +39,7 @@ from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
 from deck.servers import LocalLauncher
 from deck.servers.memory import estimate_memory
+from deck.serving import error_headers
 from deck.tending import Tender
 from deck.tokens import TokenStore
 from deck.upstream.client import UpstreamClient
@@ -108,12 +111,15 @@ class Deck:
         )
         watching = [self.metrics, *observers, *plugins.observers]
         self.endpoint = Endpoint(config, tokens, self.pipeline, watching, self.metrics.observer_failed)
+        self.operations = OperationEndpoint(self.endpoint, client)
         self._tender = Tender(self.board, self.endpoint.owed, client.status)
         self.profiles_fault: str | None = None
         self.control = Control(self.pipeline, self.reload, lambda: self.profiles_fault)
         self.admin = Admin(config, tokens, self.pipeline, self.metrics, self.control)
         self._surfaces: Mapping[str, Surface] = {path: found[0] for path, found in plugins.routes.items()}
         self._routes: Mapping[str, Route] = {path: found[1] for path, found in plugins.routes.items()}
+        self._operations: Mapping[str, Operation] = plugins.operation_routes
+        self._posts: Mapping[str, Surface | Operation] = {**self._surfaces, **self._operations}
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
 
@@ -174,6 +180,8 @@ class Deck:
                 surface = self._surfaces.get(path)
                 if surface is not None and scope["method"] == "POST" and not _is_header_bomb(scope):
                     await self.endpoint(scope, receive, send, surface, self._routes[path])
+                elif path in self._operations and scope["method"] == "POST" and not _is_header_bomb(scope):
+                    await self.operations(scope, receive, send, self._operations[path])
                 else:
                     await self._fixed(scope, receive, send, path)
             case "lifespan":
@@ -220,35 +228,35 @@ class Deck:
             if handler is None:
                 raise _wrong_method(method, path)
             return await handler(scope, receive, principal)
-        if path in self._surfaces:
+        if path in self._posts:
             raise _wrong_method(method, path)
         raise self._unknown(path)
 
     def _unknown(self, path: str) -> DeckError:
-        within = next((known for known in self._surfaces if path.startswith(f"{known}/")), None)
+        within = next((known for known in self._posts if path.startswith(f"{known}/")), None)
         if within is not None:
             message = f"/v1{path[:100]} is not implemented by Deck, which stores nothing; send the whole input instead"
             return DeckError(ErrorKind.NOT_FOUND, message)
-        missing = [known for known in discovery.NOT_IMPLEMENTED if known not in self._surfaces]
+        missing = [known for known in discovery.NOT_IMPLEMENTED if known not in self._posts]
         asked = max((known for known in missing if f"{path}/".startswith(f"{known}/")), key=len, default=None)
         if asked is not None:
             return DeckError(ErrorKind.NOT_FOUND, f"/v1{asked} is not implemented by Deck")
-        known_paths = ", ".join(f"/v1{item}" for item in sorted(self._surfaces))
+        known_paths = ", ".join(f"/v1{item}" for item in sorted(self._posts))
         message = f"no route {path[:100]!r}; Deck serves {known_paths}, /v1/models and /v1/capabilities"
         return DeckError(ErrorKind.NOT_FOUND, message)
 
     def _allow(self, error: DeckError, path: str) -> list[tuple[bytes, bytes]]:
         if error.kind is not ErrorKind.METHOD_NOT_ALLOWED:
             return []
-        methods = set(self.admin.find(path) or ({"POST"} if path in self._surfaces else {}))
+        methods = set(self.admin.find(path) or ({"POST"} if path in self._posts else {}))
         if "GET" in methods:
             methods.add("HEAD")
         return [(b"allow", ", ".join(sorted(methods)).encode())]
 
-    def _voice(self, scope: Scope, path: str) -> Surface | None:
+    def _voice(self, scope: Scope, path: str) -> Surface | Operation | None:
         """Return the surface whose envelope an error takes: by path, else by the vendor's own header, else Chat's."""
-        if path in self._surfaces:
-            return self._surfaces[path]
+        if path in self._posts:
+            return self._posts[path]
         if header(scope, b"anthropic-version") is not None and "messages" in self.plugins.surfaces:
             return self.plugins.surfaces["messages"]
         near = next((item for known, item in self._surfaces.items() if path.startswith(known + "/")), None)
@@ -299,7 +307,7 @@ class Deck:
         await self._stack.aclose()
 
 
-def _further_ids(surface: Surface | None, identity: str) -> list[tuple[bytes, bytes]]:
+def _further_ids(surface: Surface | Operation | None, identity: str) -> list[tuple[bytes, bytes]]:
     names = surface.id_headers if surface is not None else ()
     return [(name.encode(), identity.encode()) for name in names if name != "x-request-id"]
 
@@ -330,9 +338,14 @@ def _policy(config: Config) -> Policy:
 
 
 def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:
-    fields = {field.name for item in plugins.surfaces.values() for table in item.tables.values() for field in table}
-    models = [profile.id for profile in catalog.profiles]
-    return Metrics(models=models, surfaces=list(plugins.surfaces), known_fields=frozenset((*fields, *REPAIRS)))
+    wires: list[Surface | Operation] = [*plugins.surfaces.values(), *plugins.operations.values()]
+    fields = {field.name for item in wires for table in item.tables.values() for field in table}
+    return Metrics(
+        models=[profile.id for profile in catalog.profiles],
+        surfaces=list(plugins.surfaces),
+        operations=list(plugins.operations),
+        known_fields=frozenset((*fields, *REPAIRS)),
+    )
 
 
 def _wrong_method(method: str, path: str) -> DeckError:

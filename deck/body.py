@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 import zstandard
 
@@ -76,7 +76,9 @@ def whole_body(turn: Turn, headers: Mapping[bytes, bytes] | None, limit: int) ->
     return turn.take_whole()
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: float) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, *, limit: int, timeout: float, form: Literal["json", "multipart"] = "json"
+) -> bytes:
     """Return the whole body, decoded.
 
     Args:
@@ -84,12 +86,14 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, timeout: floa
         receive: of the request.
         limit: bytes that it may have, as sent and after each decoding.
         timeout: seconds in which all of it must arrive.
+        form: what it must be; the type of a form is for `deck.multipart` to judge.
 
     Raises:
         DeckError: `UNSUPPORTED_MEDIA`, `TOO_LARGE`, `REQUEST_TIMEOUT`, or `INVALID_REQUEST` for what cannot be decoded.
         ClientGone: the client disconnected.
     """
-    _check_type(scope)
+    if form == "json":
+        _check_type(scope)
     codings = _codings(scope)
     _check_length(scope, limit)
     try:

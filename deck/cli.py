@@ -137,8 +137,6 @@ def _run_check(arguments: argparse.Namespace) -> int:
             print(f"         {fault}")
         for note in (*_memory_notes(profile, config), *replica_notes(profile)):
             print(f"         note: {note}")
-        if profile.kind != "chat":
-            print(f"         note: models of kind {profile.kind!r} are listed, and no route serves them yet")
         for note in _notes(profile):
             print(f"         note: {note}")
     if not catalog.profiles:
@@ -206,8 +204,8 @@ def _explain(commands: Any) -> None:
 
 def _run_explain(arguments: argparse.Namespace) -> int:
     from deck.app import Deck
-    from deck.endpoint import NOBODY
     from deck.serve import token_store
+    from deck.serving import NOBODY
 
     config = configuration(arguments)
     plugins, catalog = load(config)
@@ -252,6 +250,7 @@ def _run_plugins(arguments: argparse.Namespace) -> int:
         print(f"{item.name}  {item.module}  ({item.distribution} {item.version})")
         print(f"    hooks  {', '.join(item.hooks) or 'none'}")
     print(f"surfaces  {', '.join(sorted(plugins.surfaces))}")
+    print(f"operations  {', '.join(sorted(plugins.operations))}")
     print(f"families  {', '.join(sorted(plugins.families))}")
     print(f"steps     {', '.join(f'{step.phase}:{step.name}' for step in plugins.steps) or 'none of plugins'}")
     return 0

@@ -8,7 +8,10 @@ so a client without a token could fill the memory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
+import struct
 import urllib.parse
 from collections import deque
 from typing import Any, cast
@@ -27,6 +30,8 @@ MOST_HELD = 64 * 1024
 # So much of a body waits to be read before the client is held back.
 _HIGH_WATER = 64 * 1024
 _PHRASES = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+# Without lingering a close is a reset.
+_NO_LINGER = struct.pack("ii", 1, 0)
 _NOT_HTTP = "Invalid HTTP request received."
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _Target = tuple[str, bytes, bytes]
@@ -205,6 +210,13 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close when all is written."""
         self._transport.close()
+
+    def abort(self) -> None:
+        """Reset the connection: nobody may take its end for an answer's."""
+        peer = self._transport.get_extra_info("socket")
+        with contextlib.suppress(OSError, AttributeError):
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
 
     def resume_reading(self) -> None:
         """Let the client send on."""

@@ -459,8 +459,9 @@ class Step(Protocol):
 class ExchangeRecord:
     """What became of one exchange; times in seconds; no bodies, no secrets.
 
-    `left_lane` was tried before `lane`. Tokens are not known of an answer that was made for another exchange.
-    `replica` is the URL of the server that was chosen of several, `retries` how many were tried in vain before it.
+    Operations take no lane: it is "". `left_lane` was tried before `lane`. Tokens are not known of an answer that was
+    made for another exchange. `replica` is the URL of the server that was chosen of several, `retries` how many were
+    tried in vain before it.
     """
 
     id: str

@@ -12,6 +12,7 @@ from deck import __version__
 from deck.catalog import Catalog
 from deck.contracts import Facts, Server, ServerState, Surface
 from deck.normalize.fields import Field, Table, Treatment
+from deck.operation import Operation
 from deck.profile import Profile
 from deck.scheduler.board import Board
 from deck.servers.command import flags
@@ -51,7 +52,7 @@ _OF_PROBE = ("at", "of", "build")
 
 
 def missing_routes(routes: Iterable[str]) -> list[str]:
-    """Return the unimplemented routes that no surface serves, with their public prefix."""
+    """Return the unimplemented routes that nothing serves, with their public prefix."""
     served = set(routes)
     return [f"/v1{path}" for path in NOT_IMPLEMENTED if path not in served]
 
@@ -92,11 +93,29 @@ def surface(item: Surface) -> dict[str, Any]:
     }
 
 
+def operation(item: Operation) -> dict[str, Any]:
+    """Return what an operation accepts; one that a surface reads has no fields of its own."""
+    return {
+        "title": item.title,
+        "routes": [f"POST /v1{path}" for path in item.paths],
+        "kinds": list(item.kinds),
+        "body": item.form,
+        "answers": sorted(item.answers),
+        "fields_of": item.surface,
+        "fields": table(item.tables[""]) if item.surface is None else {},
+    }
+
+
 def capabilities(
-    surfaces: Mapping[str, Surface], catalog: Catalog, board: Board, principal: Principal
+    surfaces: Mapping[str, Surface],
+    operations: Mapping[str, Operation],
+    catalog: Catalog,
+    board: Board,
+    principal: Principal,
 ) -> dict[str, Any]:
     """Return the whole of `GET /v1/capabilities` for this token."""
     routes = [route.path for item in surfaces.values() for route in item.routes]
+    routes += [path for item in operations.values() for path in item.paths]
     mine = [profile for profile in catalog.profiles if principal.may_use(profile.id)]
     builds = {server.facts.build for server in _servers(mine, board) if server.facts.build}
     return {
@@ -104,6 +123,7 @@ def capabilities(
         "deck": {"version": __version__},
         "engine": {"builds": sorted(builds)},
         "surfaces": {name: surface(item) for name, item in surfaces.items()},
+        "operations": {name: operation(item) for name, item in operations.items()},
         "not_implemented": missing_routes(routes),
         "headers": {
             "ignored": "X-Athena-Compatibility-Ignored",

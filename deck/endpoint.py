@@ -1,64 +1,36 @@
-"""One exchange over ASGI: token, body, pipeline, answer, record; and the watch for a client that leaves.
-
-A single coroutine owns the exchange from its first byte to its last, so that a client who leaves while queued, during
-load, during prefill or mid-stream frees its slot and closes the upstream at once.
-"""
+"""The exchanges of surfaces over ASGI: body, pipeline, answer; and what the endpoint knows of all that run."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from deck import correction, json, query
-from deck.body import ClientGone, read_body, whole_body
+from deck.body import read_body, whole_body
 from deck.canon.answer import Answer, Fold
 from deck.canon.events import Event, Failed, Finish, PartDelta, PartStart
 from deck.canon.request import ChatRequest, ToolCall
 from deck.config import Config
-from deck.contracts import (
-    CountingSurface,
-    ExchangeRecord,
-    Observer,
-    Projector,
-    ReplyHead,
-    Route,
-    Server,
-    ServerState,
-    Surface,
-)
+from deck.contracts import CountingSurface, ExchangeRecord, Observer, Projector, ReplyHead, Route, Server, Surface
 from deck.conversation import SESSION_HEADERS, session_of_headers
 from deck.errors import DeckError, ErrorKind, without_paths
-from deck.exchange import Exchange, note_cut
+from deck.exchange import note_cut
 from deck.flights import Taker
-from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
+from deck.http import Receive, Scope, Send, header
 from deck.loads import load_progress
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
 from deck.pipeline import Pipeline
-from deck.reply import Reply
+from deck.serving import Serving
 from deck.structured import check_answer
-from deck.tokens import Principal, TokenStore, credentials_by_name, credentials_of
-from deck.turn import Turn
+from deck.tokens import TokenStore
 
 _log = logging.getLogger("deck.endpoint")
-# How long the error that ends an answer may take to be written when Deck stops.
-_LAST_WORD = 1.0
-_ALIVE = (ServerState.STARTING, ServerState.LOADING, ServerState.READY)
-NOBODY = Principal(name="", models=None, admin=False, compatibility=None)
-
-_ACCOUNT = "Deck's tokens belong to no such account"
-_VENDOR_HEADERS = {
-    b"idempotency-key": ("Idempotency-Key", "every request is generated anew"),
-    b"openai-organization": ("OpenAI-Organization", _ACCOUNT),
-    b"openai-project": ("OpenAI-Project", _ACCOUNT),
-    b"openai-beta": ("OpenAI-Beta", "Deck's features need no switch"),
-}
 
 
 class Endpoint:
@@ -77,7 +49,7 @@ class Endpoint:
         self._pipeline = pipeline
         self._observers = observers
         self._on_observer_failure = on_observer_failure
-        self._running: set[_Serving] = set()
+        self._running: set[Serving] = set()
         self._idle: asyncio.Future[None] | None = None
 
     @property
@@ -106,7 +78,12 @@ class Endpoint:
         """Serve one request to a route of a surface."""
         return _Serving(self, scope, receive, send, surface, route).run()
 
-    def _ended(self, serving: _Serving) -> None:
+    def begun(self, serving: Serving) -> None:
+        """Count an exchange that begins."""
+        self._running.add(serving)
+
+    def ended(self, serving: Serving) -> None:
+        """Count it no more."""
         self._running.discard(serving)
         if self._idle is not None and not self._running:
             self._idle.set_result(None)
@@ -129,106 +106,23 @@ class Endpoint:
                 self._on_observer_failure(name)
 
 
-class _Serving:
-    """The life of one exchange; it can be ended from outside, and `why` says who did."""
+class _Serving(Serving):
+    """The life of one exchange of a surface."""
 
-    __slots__ = (
-        "endpoint",
-        "exchange",
-        "feed",
-        "finish",
-        "headers",
-        "is_stream",
-        "now",
-        "outcome",
-        "receive",
-        "reply",
-        "scope",
-        "status",
-        "surface",
-        "task",
-        "turn",
-        "why",
-    )
+    __slots__ = ("finish", "surface")
 
     def __init__(
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send, surface: Surface, route: Route
     ) -> None:
-        self.endpoint = endpoint
-        self.scope = scope
-        self.receive = receive
-        self.turn: Turn | None = scope.get("deck.turn")
-        task = self.turn.task if self.turn is not None else asyncio.current_task()
-        assert task is not None
-        self.task: asyncio.Task[Any] = task
-        self.now = time.time()
-        # Deck's own server writes names in lower case.
-        self.headers = headers = by_name(scope) if self.turn is not None else None
+        super().__init__(endpoint, scope, receive, send, surface, route)
         self.surface = surface
-        self.exchange = Exchange(
-            id=request_id(scope) if headers is None else request_id_of(headers.get(b"x-request-id")),
-            surface=surface,
-            principal=NOBODY,
-            seed=alphanumerics(40),
-            began=time.monotonic(),
-            operation=route.operation,
-        )
-        # Not a method of this object: what an exchange leaves behind must need no garbage collection.
-        self.reply = Reply(send, partial(_headers_of_answer, self.exchange), self.turn)
-        self.is_stream = False
-        self.why: Literal["", "client", "shutdown"] = ""
-        self.outcome = "ok"
-        self.status = 200
         self.finish: Finish | None = None
-        self.feed: Callable[[Event], bytes] | None = None
-
-    def cancel(self, why: Literal["client", "shutdown"]) -> None:
-        if not self.why:
-            self.why = why
-            self.task.cancel()
-
-    async def run(self) -> None:
-        watcher: asyncio.Task[None] | None = None
-        self.endpoint._running.add(self)
-        try:
-            try:
-                await self._admit()
-                if self.turn is not None:
-                    self.turn.watch(self._left)
-                else:
-                    watcher = asyncio.get_running_loop().create_task(self._watch())
-                await self._answer()
-            except DeckError as error:
-                await self._fail(error)
-            except ClientGone:
-                self.outcome, self.status = "client_gone", 499
-            except asyncio.CancelledError:
-                await self._cancelled()
-            except Exception as exc:
-                _log.exception("exchange %s failed inside Deck", self.exchange.id)
-                await self._fail(DeckError(ErrorKind.INTERNAL, f"Deck failed on this request: {type(exc).__name__}"))
-        finally:
-            self.reply.quiet()
-            if watcher is not None:
-                watcher.cancel()
-            self.endpoint._ended(self)
-            self._record()
-
-    def _left(self) -> None:
-        self.cancel("client")
 
     async def _admit(self) -> None:
         """Check the token, then read and prepare the body."""
         exchange, endpoint = self.exchange, self.endpoint
         turn, scope, headers = self.turn, self.scope, self.headers
-        credentials = credentials_of(scope["headers"]) if headers is None else credentials_by_name(headers)
-        principal = endpoint._tokens.authenticate(credentials, self.now)
-        if principal is None:
-            raise DeckError(
-                ErrorKind.AUTHENTICATION,
-                "no valid token: send 'Authorization: Bearer …' or 'x-api-key: …' with one made by `deck token create`",
-            )
-        exchange.principal = principal
+        self._authenticate()
         config = endpoint._config
         content = whole_body(turn, headers, config.body_limit) if turn is not None else None
         if content is None:
@@ -244,20 +138,6 @@ class _Serving:
             exchange.session = session_of_headers(headers)
         exchange.size = len(content)
         endpoint._pipeline.prepare(exchange, json.loads_request(content))
-
-    def _ignore_headers(self) -> None:
-        """Report the headers that mean something to a wire's vendor and nothing here."""
-        headers = self.headers
-        for name, (shown, why) in _VENDOR_HEADERS.items():
-            if name in headers if headers is not None else header(self.scope, name) is not None:
-                self.exchange.report.ignored(shown, why, field=name.decode())
-
-    async def _watch(self) -> None:
-        while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                self.cancel("client")
-                return
 
     def _answer(self) -> Coroutine[Any, Any, None]:
         assert self.exchange.parsed is not None
@@ -404,12 +284,6 @@ class _Serving:
             told = load_progress(board, exchange.profile.id, is_operator=exchange.principal.admin)
         return (projector.feed(told) if told is not None else b"") or projector.heartbeat()
 
-    def _is_alive(self) -> bool:
-        profile = self.exchange.profile
-        state = self.endpoint._pipeline.board.states().get(profile.id) if profile else None
-        # No server yet = the request waits in Deck's own queue, which is alive.
-        return state is None or state in _ALIVE or self.exchange.server is None
-
     def _head(self) -> ReplyHead:
         return ReplyHead(
             seed=self.exchange.seed,
@@ -432,87 +306,22 @@ class _Serving:
         elif isinstance(event, Failed):
             self._set_failed(event.error)
 
-    def _set_failed(self, error: DeckError) -> None:
-        self.outcome, self.status = error.kind.label, error.kind.status
+    def _asks_stream(self) -> bool:
+        parsed = self.exchange.parsed
+        return parsed is not None and parsed.request.stream
 
-    async def _fail(self, error: DeckError) -> None:
-        """Answer with the error: its status if nothing was sent yet, else as the stream's end."""
-        self._set_failed(error)
-        if not self.exchange.principal.admin:
-            error = without_paths(error)
-        self.reply.quiet()
-        await self.reply.settle()
-        if not self.reply.has_started:
-            body = self.surface.error(error, self.exchange.id)
-            await self.reply.json(error.kind.status, body, error_headers(error))
-        elif self.feed is not None:
-            await self.reply.frames(self.feed(Failed(error)))
-            await self.reply.end()
+    def _lane(self) -> str:
+        return self.exchange.lane._value_
 
-    async def _cancelled(self) -> None:
-        match self.why:
-            case "client":
-                self.outcome, self.status = "client_gone", 499
-                self.task.uncancel()
-            case "shutdown":
-                self.task.uncancel()
-                with contextlib.suppress(TimeoutError):
-                    # A client that reads nothing is not waited for.
-                    async with asyncio.timeout(_LAST_WORD):
-                        await self._fail(DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10))
-            case _:
-                raise asyncio.CancelledError
+    def _finish(self) -> str | None:
+        return self.finish.reason._value_ if self.finish else None
 
-    def _record(self) -> None:
-        exchange, now = self.exchange, time.monotonic()
+    def _tokens(self) -> tuple[int | None, int | None, int | None]:
         # What was generated once is counted once.
-        usage = self.finish.usage if self.finish and not exchange.is_guest else None
-        first = exchange.first_token
-        self.endpoint.observe(
-            ExchangeRecord(
-                id=exchange.id,
-                surface=self.surface.name,
-                model=exchange.profile.id if exchange.profile else "",
-                principal=exchange.principal.name,
-                outcome=self.outcome,
-                status=self.status,
-                stream=bool(exchange.parsed and exchange.parsed.request.stream),
-                duration=now - exchange.began,
-                queued=(exchange.granted or now) - exchange.began,
-                first_token=first - exchange.began if first is not None else None,
-                prompt_tokens=usage.prompt if usage else None,
-                completion_tokens=usage.completion if usage else None,
-                cached_tokens=usage.cached if usage else None,
-                finish=self.finish.reason._value_ if self.finish else None,
-                notes=[(note.kind._value_, note.field) for note in exchange.report.notes],
-                lane=exchange.lane._value_,
-                left_lane=exchange.left._value_ if exchange.left is not None else None,
-                replica=exchange.replica,
-                retries=exchange.retries,
-            )
-        )
-
-
-def _headers_of_answer(exchange: Exchange) -> list[tuple[bytes, bytes]]:
-    identity = exchange.id.encode()
-    headers = [(name.encode(), identity) for name in exchange.surface.id_headers]
-    for name, value in exchange.report.headers():
-        headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
-    return headers
+        usage = self.finish.usage if self.finish and not self.exchange.is_guest else None
+        return (usage.prompt, usage.completion, usage.cached) if usage else (None, None, None)
 
 
 def _headers_of(scope: Scope, names: Sequence[str]) -> dict[str, str]:
     found = ((name, header(scope, name.encode("latin-1"))) for name in names)
     return {name: value.decode("latin-1") for name, value in found if value is not None}
-
-
-def error_headers(error: DeckError) -> list[tuple[bytes, bytes]]:
-    """Return the headers that go with an error: when to retry, how to authenticate."""
-    headers = []
-    if error.retry_after is not None:
-        headers.append((b"retry-after", str(max(1, round(error.retry_after))).encode()))
-    if error.should_retry is not None:
-        headers.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
-    if error.kind is ErrorKind.AUTHENTICATION:
-        headers.append((b"www-authenticate", b'Bearer realm="deck"'))
-    return headers

@@ -12,6 +12,7 @@ from deck.continuations import Continuation
 from deck.contracts import Family, Parsed, Server, Surface
 from deck.normalize.repairs import CUT_CALL
 from deck.normalize.report import Report
+from deck.operation import Operation
 from deck.profile import Profile
 from deck.scheduler.lanes import Lane
 from deck.scheduler.slots import Claim
@@ -34,7 +35,7 @@ class Exchange:
     """
 
     id: str
-    surface: Surface
+    surface: Surface | Operation
     principal: Principal
     seed: str
     began: float

@@ -12,6 +12,7 @@ import pluggy
 if TYPE_CHECKING:
     from deck.config import Config
     from deck.contracts import Facts, Family, Launcher, Observer, Step, Surface
+    from deck.operation import Operation
     from deck.profile import Profile
 
 PROJECT = "deck"
@@ -27,6 +28,12 @@ def deck_add_commands(subparsers: Any) -> None:
 @hookspec
 def deck_register_surfaces(config: Config) -> Iterable[Surface]:
     """Return surfaces; a name or route that stands twice refuses start-up."""
+    raise NotImplementedError
+
+
+@hookspec
+def deck_register_operations(config: Config) -> Iterable[Operation]:
+    """Return operations; a name or route that stands twice refuses start-up."""
     raise NotImplementedError
 
 

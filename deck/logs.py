@@ -220,7 +220,7 @@ class LineFormatter(logging.Formatter):
         if principal:
             text += f" principal={self._shown(principal)}"
         text += f" outcome={self._shown(outcome)} status={status} stream={'true' if stream else 'false'}"
-        return f"{text} lane={self._shown(lane)}"
+        return f"{text} lane={self._shown(lane)}" if lane else text
 
     def _shown(self, value: object) -> str:
         if not isinstance(value, str):
@@ -255,7 +255,7 @@ def fields_of(record: ExchangeRecord) -> Mapping[str, object]:
         "outcome": record.outcome,
         "status": record.status,
         "stream": "true" if record.stream else "false",
-        "lane": record.lane,
+        "lane": record.lane or None,
         "duration": round(record.duration, 4),
         "queued": round(record.queued, 4),
         "first_token": None if record.first_token is None else round(record.first_token, 4),

@@ -47,6 +47,7 @@ class Metrics:
     Args:
         models: ids of the catalog.
         surfaces: names of the surfaces.
+        operations: names of the operations: `surface` of their exchanges, which take no lane.
         known_fields: names that a note's `field` may have.
         clock: monotonic.
     """
@@ -57,11 +58,13 @@ class Metrics:
         surfaces: Iterable[str] = (),
         known_fields: frozenset[str] = frozenset(),
         *,
+        operations: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.known_fields = known_fields
         self._models = frozenset(models)
-        self._surfaces = frozenset(surfaces)
+        self._laned = frozenset(surfaces)
+        self._surfaces = self._laned.union(operations)
         self._clock = clock
         self._began = clock()
         self._registry = CollectorRegistry()
@@ -74,7 +77,7 @@ class Metrics:
         for surface in (*self._surfaces, OTHER):
             self._duration.cell(surface)
             self._first.cell(surface)
-        for surface in self._surfaces:
+        for surface in self._laned:
             for lane in _LANES:
                 self._routes.cell(surface, lane)
         for model in (*self._models, OTHER):
@@ -175,7 +178,7 @@ class Metrics:
 
     def _cells_of(self, kind: _Kind) -> _Cells:
         surface, outcome, status, stream, model, lane = kind
-        is_closed = outcome in _OUTCOMES and status in _STATUSES and lane in _LANES
+        is_closed = outcome in _OUTCOMES and status in _STATUSES and lane in ("", *_LANES)
         is_known = surface in self._surfaces and (not model or model in self._models)
         surface = surface if surface in self._surfaces else OTHER
         end = self._requests.cell(
@@ -184,7 +187,7 @@ class Metrics:
             _STATUSES.get(status, OTHER),
             "true" if stream else "false",
         )
-        is_route = surface is not OTHER and lane in _LANES
+        is_route = surface in self._laned and lane in _LANES
         cells = _Cells(
             surface,
             end,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from deck.errors import DeckError, ErrorKind, overflow
 from deck.exchange import Exchange, Shaped, note_cut
 from deck.flights import Flights, Taker
 from deck.media import ImageFetcher
+from deck.operation import Operation
 from deck.plugins import Plugins
 from deck.profile import Profile
 from deck.routing import Router, affinity_of
@@ -39,6 +40,7 @@ from deck.upstream.failures import MidAnswer
 from deck.upstream.transport import RawResponse
 
 _LENIENT = "lenient"
+_CHAT_ALONE = ("chat",)
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _UNBEGUN = re.compile(r"initialize samplers", re.IGNORECASE)
 _SCHEMA = re.compile(r"json[_ ]schema", re.IGNORECASE)
@@ -74,6 +76,10 @@ class Pipeline:
         self._fitter = Fitter(self._shaper, client)
         self._known_options: dict[tuple[str, bool, str], ParseOptions] = {}
 
+    def now(self) -> float:
+        """Return the time of the clock that exchanges are measured by."""
+        return self._clock()
+
     def renew(self, catalog: Catalog) -> None:
         """Serve the models of another catalog from now on; exchanges that run keep their profile."""
         self.catalog = catalog
@@ -87,11 +93,12 @@ class Pipeline:
         Raises:
             DeckError: the request cannot be honoured.
         """
-        name = body.get("model")
-        profile = self._resolve(name, exchange) if isinstance(name, str) and name else None
+        name, surface = body.get("model"), exchange.surface
+        assert not isinstance(surface, Operation)
+        profile = self.resolve(name, exchange) if isinstance(name, str) and name else None
         options = self._options(exchange, profile)
         exchange.profile = profile
-        exchange.parsed = call_plugin(exchange.surface.name, exchange.surface.parse, body, exchange.report, options)
+        exchange.parsed = call_plugin(surface.name, surface.parse, body, exchange.report, options)
         assert profile is not None, "a surface accepted a body without a model"
         exchange.model = exchange.parsed.request.model
         check_declared(exchange.parsed.request, profile)
@@ -102,6 +109,10 @@ class Pipeline:
     def shape(self, exchange: Exchange, facts: Facts) -> Shaped:
         """Return a prepared request as it would be sent to a server of these facts; each change leaves a note."""
         return self._shaper.shape(exchange, facts)
+
+    def is_lenient(self, exchange: Exchange, profile: Profile) -> bool:
+        """Say whether the configuration, the token or the profile lets mere hints go."""
+        return self._lenient or _LENIENT in (exchange.principal.compatibility, profile.compatibility)
 
     def _options(self, exchange: Exchange, profile: Profile | None) -> ParseOptions:
         lenient = self._lenient or _LENIENT in (exchange.principal.compatibility, profile and profile.compatibility)
@@ -120,22 +131,29 @@ class Pipeline:
                 self._known_options[kind] = options
         return options
 
-    def _resolve(self, name: str, exchange: Exchange) -> Profile:
+    def resolve(self, name: str, exchange: Exchange, kinds: Collection[str] = _CHAT_ALONE) -> Profile:
+        """Return the profile of a model that serves the route: one of `kinds`.
+
+        Raises:
+            DeckError: there is none of that name, it is of another kind, or the token may not use it.
+        """
         match = self.catalog.resolve(name)
         profile = match.profile if match is not None else None
-        if profile is not None and profile.kind != "chat" and exchange.principal.may_use(profile.id):
-            message = f"the model {name!r} is of kind {profile.kind}; this route needs a chat model"
-            raise DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model")
-        if profile is None or profile.kind != "chat":
-            raise self._no_model(name, exchange.principal)
+        if profile is not None and profile.kind not in kinds and exchange.principal.may_use(profile.id):
+            served = ", ".join(self.plugins.routes_of_kind(profile.kind)) or "no route"
+            message = f"the model {name!r} is of kind {profile.kind}, served by {served}"
+            message += f"; this route needs a model of kind {' or '.join(kinds)}"
+            raise DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model", code="model_not_found")
+        if profile is None or profile.kind not in kinds:
+            raise self._no_model(name, exchange.principal, kinds)
         if not exchange.principal.may_use(profile.id):
             raise DeckError(ErrorKind.PERMISSION, f"this token may not use the model {name!r}", param="model")
         if match is not None and match.via == "suffix":
             exchange.report.changed("model", "the suffix is not part of a model's name", shown=f"model>{profile.id}")
         return profile
 
-    def _no_model(self, name: str, principal: Principal) -> DeckError:
-        known = [item.id for item in self.catalog.of_kind("chat") if principal.may_use(item.id)]
+    def _no_model(self, name: str, principal: Principal, kinds: Collection[str]) -> DeckError:
+        known = [item.id for item in self.catalog.profiles if item.kind in kinds and principal.may_use(item.id)]
         listed = ", ".join(sorted(known)) or "none"
         message = f"no model named {name[:100]!r}; this token may use: {listed}"
         return DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model", code="model_not_found")
@@ -267,6 +285,14 @@ class Pipeline:
             raise error from exc
         error.__cause__ = MidAnswer()
         return Failed(error)
+
+    async def complete(self, exchange: Exchange) -> None:
+        """Fetch what a prepared request only names, for whoever sends it by another way than `run`.
+
+        Raises:
+            DeckError: it cannot be fetched.
+        """
+        await self._fetch_images(exchange)
 
     async def _fetch_images(self, exchange: Exchange) -> None:
         """Put images in the place of their URLs, unless the model is known to take none."""

@@ -17,6 +17,7 @@ import pluggy
 from deck import hookspecs
 from deck.config import Config
 from deck.contracts import Facts, Family, Launcher, Observer, Route, Step, Surface
+from deck.operation import Operation
 from deck.profile import Profile
 
 GROUP = "deck"
@@ -58,7 +59,9 @@ class Plugins:
             self._call("deck_register_steps", Step), key=lambda step: (step.phase, step.name)
         )
         self.observers: Sequence[Observer] = self._call("deck_register_observers", Observer)
+        self.operations: Mapping[str, Operation] = self._named("deck_register_operations", Operation, "operation")
         self.routes: Mapping[str, tuple[Surface, Route]] = self._routes()
+        self.operation_routes: Mapping[str, Operation] = self._operation_routes()
 
     def _load(self, point: importlib.metadata.EntryPoint) -> Loaded:
         found = point.dist
@@ -133,6 +136,27 @@ class Plugins:
                     raise PluginError(f"surfaces {other!r} and {surface.name!r} both claim {route.path!r}")
                 routes[route.path] = (surface, route)
         return routes
+
+    def _operation_routes(self) -> dict[str, Operation]:
+        found: dict[str, Operation] = {}
+        for operation in self.operations.values():
+            if operation.name in self.surfaces:
+                raise PluginError(f"a surface and an operation are both named {operation.name!r}")
+            if operation.surface is not None and operation.surface not in self.surfaces:
+                raise PluginError(f"the operation {operation.name!r} needs the surface {operation.surface!r}")
+            for path in operation.paths:
+                other = found.get(path) or (self.routes[path][0] if path in self.routes else None)
+                if other is not None:
+                    raise PluginError(f"{other.name!r} and the operation {operation.name!r} both claim {path!r}")
+                found[path] = operation
+        return found
+
+    def routes_of_kind(self, kind: str) -> list[str]:
+        """Return the public routes that a model of a kind serves, its own before those that others serve as well."""
+        if kind == "chat":
+            return [f"/v1{path}" for path, (_, route) in self.routes.items() if route.operation == "generate"]
+        serving = [item for item in self.operations.values() if kind in item.kinds]
+        return [f"/v1{item.paths[0]}" for item in sorted(serving, key=lambda item: len(item.kinds) > 2)]
 
     def profile_dirs(self) -> list[Path]:
         """Return the directories of profiles that plugins bring."""

@@ -27,7 +27,6 @@ from deck.canon.request import ChatRequest
 from deck.catalog import Catalog
 from deck.config import Config
 from deck.contracts import Facts, Parsed
-from deck.endpoint import NOBODY
 from deck.errors import DeckError, ErrorKind
 from deck.exchange import Exchange
 from deck.http import alphanumerics
@@ -35,6 +34,7 @@ from deck.loading import StartError
 from deck.plugins import Plugins
 from deck.profile import Capabilities, Profile
 from deck.servers.place import private
+from deck.serving import NOBODY
 from deck.tokens import TokenStore
 from deck.upstream.client import UpstreamClient
 from deck.upstream.encode import encode

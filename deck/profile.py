@@ -96,6 +96,10 @@ Frozen = Annotated[Mapping[str, _V], AfterValidator(_frozen), PlainSerializer(di
 Limit = Annotated[int | float, PlainValidator(_number)]
 Compatibility = Literal["strict", "lenient"]
 Kind = Literal["chat", "embedding", "rerank", "image", "speech", "transcription"]
+# Kinds that llama-server does not serve, or not alone: any server that speaks OpenAI's API does.
+_FOREIGN_KINDS = ("image", "speech", "transcription")
+_PATH = re.compile(r"/[!-~]*")
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 # Keys of `[server]` that mean something only for a process of Deck's own.
@@ -133,7 +137,17 @@ class ServerSettings(Table):
         max_length=_MOST_URLS,
         description="several of one model; Deck chooses one for each request",
     )
-    api_key_env: str | None = Field(default=None, description="variable that holds the key of `url` or `urls`")
+    command: tuple[str, ...] = Field(
+        default=(), description="program and arguments of another server; {port} or {socket} is where it must listen"
+    )
+    health: str | None = Field(
+        default=None, description="path that answers 200 when that server is ready; else it is when it listens"
+    )
+    model_name: str | None = Field(default=None, description="what that server calls the model; else the profile's id")
+    fields: tuple[str, ...] = Field(default=(), description="further fields that clients may send to that server")
+    api_key_env: str | None = Field(
+        default=None, description="variable that holds the key of `url` or `urls`, or in which `command` is given one"
+    )
     binary: str | None = Field(default=None, description="llama-server to use, a path or a name on PATH")
     ctx_size: Annotated[StrictInt, Field(ge=0)] | None = Field(
         default=None, description="tokens, over all slots together"
@@ -184,6 +198,13 @@ class ServerSettings(Table):
             raise ValueError("must be org/repo or org/repo:quant")
         return value
 
+    @field_validator("health")
+    @classmethod
+    def _is_path(cls, value: str | None) -> str | None:
+        if value is not None and not _PATH.fullmatch(value):
+            raise ValueError("must be a path, /health say")
+        return value
+
     @field_validator("url")
     @classmethod
     def _is_server(cls, value: str | None) -> str | None:
@@ -200,12 +221,15 @@ class ServerSettings(Table):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in ("model", "hf", "url", "urls") if getattr(self, name)]
+        given = [name for name in ("model", "hf", "url", "urls", "command") if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError(f"exactly one of model, hf, url and urls is needed, not {' and '.join(given) or 'none'}")
+            found = " and ".join(given) or "none"
+            raise ValueError(f"exactly one of model, hf, url, urls and command is needed, not {found}")
+        if self.command:
+            self._check_command()
         if not self.is_remote:
-            if self.api_key_env is not None:
-                raise ValueError("api_key_env belongs to url; a server that Deck starts gets a key of its own")
+            if self.api_key_env is not None and not self.command:
+                raise ValueError("api_key_env belongs to url or command; a llama-server gets a key of its own")
             if "health_interval" in self.model_fields_set:
                 raise ValueError("health_interval belongs to url; the process of any other server is watched")
             if self.parallel == 0:
@@ -225,6 +249,14 @@ class ServerSettings(Table):
     def addresses(self) -> tuple[str, ...]:
         """The URLs of all servers elsewhere, none where Deck starts the server."""
         return self.urls if self.url is None else (self.url,)
+
+    def _check_command(self) -> None:
+        of_llama = [name for name in ("binary", "args", "ctx_size", "save_slots") if name in self.model_fields_set]
+        if of_llama:
+            raise ValueError(f"{', '.join(of_llama)}: for a llama-server only; write arguments into command")
+        named = {found for item in self.command for found in _PLACEHOLDER.findall(item)}
+        if not named <= {"port", "socket"} or len(named) != 1:
+            raise ValueError("command: needs {port} or {socket}, where that server must listen, and no other {word}")
 
 
 class Schedule(Table):
@@ -333,15 +365,38 @@ class Profile(Table):
     source: Path = Field(default=Path("profile.toml"), exclude=True, repr=False)
 
     @model_validator(mode="after")
-    def _hooks_of_a_process(self) -> Self:
-        if self.server.url is not None and self.hooks.model_fields_set:
+    def _fits_its_server(self) -> Self:
+        server = self.server
+        if server.is_remote and self.hooks.model_fields_set:
             raise ValueError("hooks: not with server.url, Deck does not start that server")
+        if server.command and self.kind == "chat":
+            raise ValueError("server.command: a chat model is served by llama-server: name model, hf or url")
+        is_other = bool(server.command) or server.is_remote
+        if self.kind in ("image", "speech") and not is_other:
+            raise ValueError(f"kind: llama-server serves no {self.kind}; name another server in server.command or url")
+        of_foreign = [name for name in ("health", "fields") if name in server.model_fields_set]
+        if of_foreign and not self.is_foreign:
+            raise ValueError(f"server.{of_foreign[0]}: only for a server that is no llama-server")
+        if server.model_name is not None and not is_other:
+            raise ValueError("server.model_name: a llama-server that Deck starts is told the profile's id")
         return self
 
     @property
+    def is_foreign(self) -> bool:
+        """True if what serves it is no llama-server: another program, or at `url` whatever serves that kind."""
+        return bool(self.server.command) or (self.server.is_remote and self.kind in _FOREIGN_KINDS)
+
+    @property
+    def backend(self) -> str:
+        """What messages call its server."""
+        return "server" if self.is_foreign else "llama-server"
+
+    @property
     def serves(self) -> str:
-        """What `[server]` names: the repository, the address, or the model's file without its directory."""
+        """What `[server]` names: the repository, the address, the model's file without its directory, the program."""
         server = self.server
+        if server.command:
+            return Path(server.command[0]).name
         return server.hf or " ".join(server.addresses) or (server.model.name if server.model is not None else "")
 
     @property
@@ -457,10 +512,10 @@ def _resolve(server: Any, directory: Path, environ: Mapping[str, str]) -> None:
     """Expand variables in the `[server]` table and put its paths under the profile's directory, in place."""
     if not isinstance(server, dict):
         return
-    for key in ("model", "binary", "url"):
+    for key in ("model", "binary", "url", "health"):
         if isinstance(server.get(key), str):
             server[key] = _expanded(server[key], f"server.{key}", environ)
-    for key in ("args", "urls"):
+    for key in ("args", "urls", "command"):
         if isinstance(server.get(key), list):
             server[key] = [
                 _expanded(item, f"server.{key}.{number}", environ) if isinstance(item, str) else item

@@ -12,7 +12,7 @@ from deck.profile import Profile
 _NOT_LAUNCHED = frozenset(
     {
         *("ttl", "memory", "load_timeout", "load_stall", "stall_timeout", "hang_timeout", "max_rss", "save_limit"),
-        *("log_lines", "load_to_count", "health_interval"),
+        *("log_lines", "load_to_count", "health_interval", "health", "model_name", "fields"),
     }
 )
 # Of several servers elsewhere some may come and go while the others go on.

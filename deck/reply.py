@@ -103,6 +103,19 @@ class Reply:
             )
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begin an answer that is no stream of frames; `frames` and `end` send its body."""
+        self.quiet()
+        await self.settle()
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers()]})
+
+    def cut(self) -> None:
+        """End the client's connection in the middle of an answer that cannot be ended well."""
+        self.quiet()
+        if self._turn is not None:
+            self._turn.cut()
+
     async def end(self) -> None:
         """End the stream."""
         self.quiet()

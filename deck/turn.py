@@ -42,6 +42,10 @@ class Carrier(Protocol):
         """Close when all is written."""
         ...
 
+    def abort(self) -> None:
+        """Reset the connection: nobody may take its end for an answer's."""
+        ...
+
     def resume_reading(self) -> None:
         """Let the client send on."""
         ...
@@ -180,6 +184,17 @@ class Turn:
             if self._chunked:
                 self._carrier.write(b"0\r\n\r\n")
             self._complete()
+
+    def cut(self) -> None:
+        """End the connection without ending the answer, so that the client sees that it is not whole."""
+        if not self.is_gone and not self.is_complete:
+            self.on_gone = None
+            self.is_gone = True
+            self._carrier.abort() if self.has_begun and not self._has_end() else self._carrier.close()
+
+    def _has_end(self) -> bool:
+        """Tell whether the client can see by the framing that an answer was cut."""
+        return self._chunked or self._is_framed
 
     @property
     def is_full(self) -> bool:

@@ -17,6 +17,7 @@ from deck import discovery, json
 from deck.api import Field, Surface, Table, Treatment
 from deck.config import Config
 from deck.plugins import Plugins
+from deck_plugins.operations import OPERATIONS
 from deck_plugins.surfaces.anthropic_messages import AnthropicMessages
 from deck_plugins.surfaces.openai_chat import OpenAIChat
 from deck_plugins.surfaces.openai_completions import OpenAICompletions
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     check = parser.parse_args(argv).check
     stale = 0
     wanted = {OUT / f"{name}.md": page(surface) for name, surface in PAGES.items()}
+    wanted[OUT / "operations.md"] = "\n".join(_operations())
     wanted[FAMILIES] = families_page(FAMILIES.read_text(encoding="utf-8"))
     for path, text in wanted.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
@@ -142,6 +144,41 @@ def _lines(surface: Surface) -> Iterator[str]:
         yield from ("", f"## {f'`{path}`' if path else 'Top level'}", "")
         yield from _rows(table)
     yield ""
+
+
+def _operations() -> Iterator[str]:
+    yield from ("# Operations", "", _NOTICE, "")
+    yield "What models do beside chatting. Every path may be written with or without `/v1`. How a field is treated:"
+    yield ""
+    for treatment, effect in _TREATMENTS.items():
+        yield f"- **{treatment.value}**: {effect}"
+    yield ""
+    yield "An unknown field is answered with 400 and the nearest known name, unless the profile lists it in"
+    yield "`[server] fields`; under `lenient` it is removed and listed. _extension_ marks what the vendor's wire does"
+    yield "not have. In a form, several values are written `name[]`, members `name[key]`."
+    for item in OPERATIONS:
+        yield from ("", f"## {item.title}", "")
+        yield f"- {', '.join(_code(f'POST /v1{path}') for path in item.paths)}; {_FORMS[item.form]}"
+        yield f"- served by models of kind {', '.join(_kind(kind, wanted) for kind, wanted in item.kinds.items())}"
+        yield f"- answers {', '.join(_ANSWERS[answer] for answer in sorted(item.answers))}"
+        if item.required:
+            yield f"- required: {', '.join(map(_code, ('model', *item.required)))}"
+        if item.unread:
+            yield f"- not read by a llama-server, and listed then: {', '.join(map(_code, item.unread))}"
+        if item.surface is not None:
+            yield f"- takes the fields of the surface {_code(item.surface)}"
+        else:
+            yield ""
+            yield from _rows(item.tables[""])
+    yield ""
+
+
+def _kind(kind: str, wanted: frozenset[str]) -> str:
+    return f"{_code(kind)} with {' or '.join(map(_code, sorted(wanted)))}" if wanted else _code(kind)
+
+
+_FORMS = {"json": "JSON", "multipart": "a form (`multipart/form-data`)"}
+_ANSWERS = {"json": "JSON", "events": "server-sent events", "bytes": "any bytes"}
 
 
 def _rows(table: Table) -> Iterator[str]:

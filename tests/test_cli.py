@@ -148,7 +148,7 @@ class TestCheck:
             (remote(more="[defaults]\ntemprature = 1"), "temprature (did you mean 'temperature'?)"),
             (remote(more='family = "generik"'), "no family named 'generik'"),
             ("id = \n", "p0.toml"),
-            ('id = "m"\n[server]\nurl = "http://h"\nmodel = "x"\n', "exactly one of model, hf, url and urls"),
+            ('id = "m"\n[server]\nurl = "http://h"\nmodel = "x"\n', "exactly one of model, hf, url, urls and command"),
         ],
     )
     def test_a_wrong_profile_is_named(

@@ -88,9 +88,9 @@ def test_an_exchange_is_one_line(stream: io.StringIO) -> None:
 
 
 def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> None:
-    logs.log_exchange(dataclasses.replace(RECORD, model="", principal="", first_token=None, finish=None))
+    logs.log_exchange(dataclasses.replace(RECORD, model="", principal="", first_token=None, finish=None, lane=""))
     found = pairs(stream.getvalue())
-    assert not {"model", "principal", "first_token", "finish"} & set(found)
+    assert not {"model", "principal", "first_token", "finish", "lane"} & set(found)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,7 @@ def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> No
         {"left_lane": "static"},
         {"replica": "http://a:8080"},
         {"replica": "http://a:8080/hunter2canary", "retries": 2},
+        {"surface": "embeddings", "lane": ""},
         {"notes": (("changed", "rescued_call"), ("changed", "rescued_call"), ("changed", "cut_call"))},
     ],
 )

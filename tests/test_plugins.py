@@ -287,6 +287,51 @@ def test_hook_deck_register_surfaces(config: Config, install: Install) -> None:
     assert (surface.name, route.method, route.operation) == ("wire", "POST", "generate")
 
 
+OPERATION = """
+    from deck.api import Field, Operation, Table, hookimpl, string
+
+    @hookimpl
+    def deck_register_operations(config):
+        return [
+            Operation(
+                name={name!r},
+                title="Anything",
+                paths={paths!r},
+                kinds={{"image": frozenset()}},
+                route="/x",
+                tables={{"": Table("x", [Field.mapped("model", string())])}},
+                render_error=lambda error: {{}},
+                surface={surface!r},
+            )
+        ]
+"""
+
+
+def test_hook_deck_register_operations(config: Config, install: Install) -> None:
+    point = install("upscale", OPERATION.format(name="upscale", paths=("/images/upscale",), surface=None))
+    plugins = Plugins(config, entry_points=[CHAT, point])
+    assert plugins.operation_routes["/images/upscale"].name == "upscale"
+    assert plugins.routes_of_kind("image") == ["/v1/images/upscale"]
+    assert plugins.routes_of_kind("chat") == ["/v1/chat/completions"]
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "surface", "said"),
+    [
+        ("chat", ("/x",), None, "are both named 'chat'"),
+        ("x", ("/chat/completions",), None, "both claim '/chat/completions'"),
+        ("x", ("/y", "/y"), None, "both claim '/y'"),
+        ("x", ("/y",), "nobody", "needs the surface 'nobody'"),
+    ],
+)
+def test_operations_that_clash(
+    config: Config, install: Install, name: str, paths: tuple[str, ...], surface: str | None, said: str
+) -> None:
+    point = install("clash", OPERATION.format(name=name, paths=paths, surface=surface))
+    with pytest.raises(PluginError, match=said):
+        Plugins(config, entry_points=[CHAT, point])
+
+
 def test_hook_deck_register_families(config: Config, install: Install) -> None:
     plugins = Plugins(config, entry_points=[GENERIC, install("kind", FAMILY)])
     assert sorted(plugins.families) == ["generic", "kind"]

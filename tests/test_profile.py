@@ -113,6 +113,7 @@ def test_a_profile_never_changes(load: Load) -> None:
 
 
 _LOCAL = '[server]\nmodel = "x"\n'
+_ONE_OF = "exactly one of model, hf, url, urls and command is needed"
 _FAULTS = {
     'id = "a"\nctx_size = 3\n' + _LOCAL: "ctx_size: unknown key (did you mean 'server.ctx_size'?)",
     'id = "a"\nalises = []\n' + _LOCAL: "alises: unknown key (did you mean 'aliases'?)",
@@ -122,9 +123,9 @@ _FAULTS = {
     'id = "a"\n' + _LOCAL + 'ctx_size = "5"': "server.ctx_size: must be a valid integer",
     'id = "a"\n' + _LOCAL + 'ttl = "3 weeks"': 'server.ttl: not a duration; write "30s", "15m", "1h30m" or "0"',
     'id = "a"\n' + _LOCAL + 'memory = "much"': "server.memory: not a size;",
-    'id = "a"\n' + _LOCAL + 'api_key_env = "K"': "server: api_key_env belongs to url;",
-    'id = "a"\n' + _LOCAL + 'hf = "o/r"': "server: exactly one of model, hf, url and urls is needed, not model and hf",
-    'id = "a"\n[server]': "server: exactly one of model, hf, url and urls is needed, not none",
+    'id = "a"\n' + _LOCAL + 'api_key_env = "K"': "server: api_key_env belongs to url or command;",
+    'id = "a"\n' + _LOCAL + 'hf = "o/r"': f"server: {_ONE_OF}, not model and hf",
+    'id = "a"\n[server]': f"server: {_ONE_OF}, not none",
     'id = "a"': "server: is required",
     'id = "a"\nserver = 3': "server: must be a table",
     'id = "a b"\n' + _LOCAL: "id: may hold letters, digits",

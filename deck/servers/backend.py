@@ -24,6 +24,7 @@ from deck.profile import Profile
 from deck.servers.breaker import Breaker, Circuit
 from deck.servers.choice import Candidate
 from deck.servers.probe import Health, Probe, facts_of, probing
+from deck.servers.program import is_ready
 from deck.upstream.failures import MidAnswer, Refusal
 from deck.upstream.transport import Transport
 
@@ -240,6 +241,9 @@ class Backend:
         """Ask whether it is well, and now and then what it is."""
         try:
             async with asyncio.timeout(_ASK_LIMIT):
+                if self.profile.is_foreign:
+                    await self._hear_foreign()
+                    return
                 async with probing(self.address, self.key, Transport(ssl_context=self._tls)) as probe:
                     await self._hear(probe)
         except TimeoutError:
@@ -250,7 +254,8 @@ class Backend:
             # Whoever asks again and again must not end: nobody would know any more how it is.
             _log.exception("asking %s failed inside Deck", self.url)
             self._unreached(f"could not be asked: {type(exc).__name__}")
-        self.is_fresh = self._is_suspect = False
+        finally:
+            self.is_fresh = self._is_suspect = False
 
     async def _hear(self, probe: Probe) -> None:
         health = await probe.health()
@@ -267,6 +272,14 @@ class Backend:
             if self._was_unreached or self._well >= _WELL:
                 self._was_unreached, self._well = False, 0
                 self._breaker.answered()
+
+    async def _hear_foreign(self) -> None:
+        """Hear of a server that is no llama-server only whether it is ready."""
+        if not await is_ready(self.address, self.key, self.profile.server.health):
+            self._unreached("is not ready: nobody listens, or [server] health does not answer 200")
+            return
+        self.is_known, self._must_learn = True, False
+        self._breaker.answered()
 
     async def _learn(self, probe: Probe) -> None:
         """Ask what it is, where that is not known or may have changed."""

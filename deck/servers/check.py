@@ -21,6 +21,7 @@ from deck.servers.command import Binary, CommandError, arguments, environment, f
 from deck.servers.hooks import hook_fault
 from deck.servers.journal import error_line
 from deck.servers.process import start_faults
+from deck.servers.program import command_faults
 from deck.servers.remote import Remote, key_fault
 
 _HELP_TIMEOUT = 5.0
@@ -34,6 +35,9 @@ def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] =
     if profile.server.is_remote:
         fault = key_fault(profile, environ)
         return [f"{', '.join(profile.server.addresses)} {fault}"] if fault is not None else []
+    if profile.server.command:
+        faults, hook = command_faults(profile, environ.get("PATH")), hook_fault(profile, environ.get("PATH"))
+        return [*faults, *([hook] if hook is not None else [])]
     found = start_faults(profile)
     hook = hook_fault(profile, environ.get("PATH"))
     if hook is not None:

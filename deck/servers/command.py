@@ -58,6 +58,7 @@ _KEPT_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_p
 _REFUSED_ENV = re.compile(r"(LLAMA_ARG_|LLAMA_SERVER_|LLAMA_API_KEY$|AIP_|DECK_|XDG_CONFIG_HOME$)")
 
 _KIND_ARGUMENTS: Mapping[str, Sequence[str]] = {"embedding": ("--embeddings",), "rerank": ("--rerank",)}
+_BATCH = frozenset({"-b", "--batch-size", "-ub", "--ubatch-size"})
 _FLAG = re.compile(r"--?[A-Za-z]")
 
 
@@ -164,7 +165,17 @@ def arguments(profile: Profile, address: Address, *, embedded: bool, family: Seq
     if embedded and not {"-t", "--threads", "-tb", "--threads-batch"} & set(given):
         threads = str(max(usable_cpus() - 1, 1))  # its threads spin: with none left over, Deck would wait for them
         argv += ["-t", threads, "-tb", threads]
-    return [*argv, *_KIND_ARGUMENTS.get(profile.kind, ()), *family, *server.args]
+    return [*argv, *_of_kind(profile, given), *family, *server.args]
+
+
+def _of_kind(profile: Profile, given: Sequence[str]) -> list[str]:
+    """Return the arguments that a kind of model needs."""
+    found = list(_KIND_ARGUMENTS.get(profile.kind, ()))
+    size = profile.server.ctx_size
+    if found and size and not _BATCH & set(given):
+        slot = str(size // profile.server.parallel)
+        found += ["-b", slot, "-ub", slot]  # what is no chat is taken in one piece, which is 512 tokens by default
+    return found
 
 
 def usable_cpus() -> int:

@@ -13,6 +13,7 @@ from deck.profile import Profile
 from deck.servers.claim import Claim
 from deck.servers.gguf import facts_of_file
 from deck.servers.process import Process
+from deck.servers.program import Program
 from deck.servers.remote import Remote
 from deck.servers.slots import remove_old
 
@@ -62,13 +63,16 @@ class LocalLauncher:
         """Return the server of the profile, not yet started."""
         if profile.server.is_remote:
             return Remote(profile)
+        if profile.server.command:
+            return Program(profile, self._config, claim=self._claim)
         return Process(profile, self._config, family_arguments=self._arguments(profile), claim=self._claim)
 
     def faulty(self, profile: Profile) -> Server | None:
         """Return the failed server of a profile that cannot start, None = it may; runs nothing."""
         if profile.server.is_remote:
             return None
-        server = Process(profile, self._config)
+        kind = Program if profile.server.command else Process
+        server = kind(profile, self._config)
         return server if server.is_faulty() else None
 
     def _arguments(self, profile: Profile) -> Sequence[str]:

@@ -52,6 +52,14 @@ class Probe:
             return Health.READY
         return Health.LOADING if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE else Health.STRANGE
 
+    async def status_of(self, path: str) -> int:
+        """Return the status that a path answers with.
+
+        Raises:
+            httpx.HTTPError: it cannot be reached, or broke off.
+        """
+        return (await self._client.get(f"{self._prefix}{path}")).status_code
+
     async def props(self) -> Mapping[str, Any] | None:
         """Return `/props`, None where the server has no such route.
 

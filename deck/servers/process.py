@@ -245,7 +245,7 @@ class Process:
         if self._slots is not None:
             launch = [*binary.argv, *self._arguments(binary, Address())]
             self._signature = signature_of(launch, self.profile.source.absolute().parent)
-        env = environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
+        env = self._environment()
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent
         options: dict[str, Any] = {
@@ -270,6 +270,10 @@ class Process:
                 child = spawning.result()
                 self._pid = child.pid
                 self._watch = asyncio.create_task(self._watched(child, output, self._journal))
+
+    def _environment(self) -> dict[str, str]:
+        assert self._place is not None
+        return environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
 
     def _arguments(self, binary: Binary, address: Address) -> list[str]:
         argv = arguments(self.profile, address, embedded=binary.is_embedded, family=self._family_arguments)
@@ -326,10 +330,7 @@ class Process:
         while (health := await probe.health()) is not Health.READY:
             if health is Health.LOADING and self._state is ServerState.STARTING:
                 self._state = ServerState.LOADING
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._ended.wait()
-            await self._raise_if_ended()
+            await self._rest(pause)
             pause = min(pause * _POLL_GROWTH, _POLL_MOST)
             now = time.monotonic()
             if now - looked >= _LOOK:
@@ -344,6 +345,13 @@ class Process:
         if pulse.silent(now, vitals(self._pid), self._journal.written) >= limit:
             what = f"hung: for {limit:g} s it printed nothing, took no processor time and read nothing"
             raise self._failure(self._told(f"{what}; see [server] load_stall in {self.profile.source}"))
+
+    async def _rest(self, pause: float) -> None:
+        """Wait so many seconds for the next look, no longer than the process lives."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._ended.wait()
+        await self._raise_if_ended()
 
     async def _raise_if_ended(self) -> None:
         if not self._ended.is_set():

@@ -114,7 +114,8 @@ class FakeLlama:
         n_ctx: of one slot.
         slots: how many there are.
         has_dots: a dot is printed for each such 503, as for a percent of a load.
-        routes: JSON answers to further paths, as `{"/tokenize": {"tokens": [1]}}`, or functions that make them.
+        routes: answers to further paths: JSON, as `{"/tokenize": {"tokens": [1]}}`, a `Reply`, or functions that make
+            either.
     """
 
     def __init__(
@@ -172,6 +173,16 @@ class FakeLlama:
         async with self._arrived:
             await self._arrived.wait_for(lambda: len(self.asked) >= count)
         return self.asked[count - 1]
+
+    async def got(self, path: str, count: int = 1) -> Received:
+        """Wait until `count` requests of a path came, and return the last of them."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.of(path)) >= count)
+        return self.of(path)[count - 1]
+
+    def of(self, path: str) -> list[Received]:
+        """The requests of a path."""
+        return [request for request in self.requests if request.path == path]
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -243,7 +254,11 @@ class FakeLlama:
             await _reply(self._next(request), request, writer)
         elif request.path in self._routes:
             answer = self._routes[request.path]
-            await _send_json(writer, 200, answer(request) if callable(answer) else answer)
+            answer = answer(request) if callable(answer) else answer
+            if isinstance(answer, Reply):
+                await _reply(answer, request, writer)
+            else:
+                await _send_json(writer, 200, answer)
         else:
             await _send_json(writer, 404, _error(404, "File Not Found", "not_found_error"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -59,6 +59,35 @@ class UpstreamClient:
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
         raise upstream_error(response.status, content) from Refusal(response.status)
+
+    async def forward(
+        self, server: Server, route: str, content_type: bytes, pieces: Sequence[bytes | memoryview]
+    ) -> RawResponse:
+        """Post a body of any kind and return the answer, of any kind, which the caller must close.
+
+        Raises:
+            DeckError: the backend refused, died, or stayed silent too long.
+        """
+        address, stall = server.address, server.profile.server.stall_timeout
+        headers = [
+            (b"user-agent", f"deck/{__version__}".encode()),
+            (b"accept", b"*/*"),
+            (b"content-type", content_type),
+        ]
+        if server.key:
+            headers.append((b"authorization", b"Bearer " + server.key.encode()))
+        limits = TimeLimits(connect=5.0, write=60.0, head=stall, read=stall)
+        try:
+            response = await self._transport.upload(target_of(server), address.prefix + route, headers, pieces, limits)
+            if response.status == 200:
+                return response
+            try:
+                content = await response.read(_ERROR_LIMIT)
+            finally:
+                response.close()
+        except httpx.HTTPError as exc:
+            raise await _broken(server, exc) from exc
+        raise upstream_error(response.status, content, who=server.profile.backend)
 
     def _prepared(self, server: Server, route: str) -> Prepared:
         known = self._known.get((id(server), route))
@@ -212,10 +241,10 @@ def target_of(server: Server) -> Target:
 
 
 async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
-    name = server.profile.id
+    name, who = server.profile.id, server.profile.backend
     if isinstance(exc, httpx.ReadTimeout | httpx.WriteTimeout):
         seconds = server.profile.server.stall_timeout
-        message = f"the llama-server of {name!r} was silent for {seconds:g} s; its log tells more"
+        message = f"the {who} of {name!r} was silent for {seconds:g} s; its log tells more"
         return DeckError(ErrorKind.UPSTREAM_TIMEOUT, message)
     if isinstance(exc, httpx.PoolTimeout):
         return DeckError(ErrorKind.RATE_LIMIT, f"too many connections to {name!r}; try again later", retry_after=5)
@@ -224,8 +253,8 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(server.wait_ended(), _END_WAIT)
         if server.state in (ServerState.DRAINING, ServerState.STOPPED):
-            message = f"the llama-server of {name!r} was stopped before the answer ended"
+            message = f"the {who} of {name!r} was stopped before the answer ended"
             return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=2)
     reason = server.reason or f"{type(exc).__name__}: {exc}"
     kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
-    return DeckError(kind, f"the llama-server of {name!r} broke off: {reason}", retry_after=2)
+    return DeckError(kind, f"the {who} of {name!r} broke off: {reason}", retry_after=2)

@@ -80,20 +80,21 @@ _PATH = re.compile(
 )
 
 
-def upstream_error(status: int, body: bytes | Mapping[str, Any]) -> DeckError:
-    """Convert a refusal of llama-server.
+def upstream_error(status: int, body: bytes | Mapping[str, Any], *, who: str = "llama-server") -> DeckError:
+    """Convert a refusal of llama-server, or of another backend that answers in OpenAI's envelope.
 
     Args:
         status: of its reply; 200 for an error that stood in a stream, where `error.code` says more.
         body: the bytes of the reply, or the decoded object of a frame.
+        who: what a message calls the backend.
     """
     error = _members(body)
     code = error.get("code")
     if status < 400:
         status = code if type(code) is int and 400 <= code <= 599 else 500
     if status in _REFUSED:
-        return DeckError(ErrorKind.UPSTREAM, f"llama-server refused Deck's key ({status})", code="upstream_error")
-    message = _message(status, error)
+        return DeckError(ErrorKind.UPSTREAM, f"{who} refused Deck's key ({status})", code="upstream_error")
+    message = _message(status, error, who)
     verdict = _judge(status, error.get("type"), message)
     overrun = _overrun(error, message) if verdict is _OVERFLOW else None
     if overrun is not None:
@@ -120,13 +121,13 @@ def _members(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {"message": value}
 
 
-def _message(status: int, error: Mapping[str, Any]) -> str:
+def _message(status: int, error: Mapping[str, Any], who: str) -> str:
     message = error.get("message")
     text = message.strip() if isinstance(message, str) else ""
     if not text:
-        return f"llama-server answered {status} without a message"
+        return f"{who} answered {status} without a message"
     if text.startswith("<"):
-        return f"llama-server answered {status} with a page of HTML"
+        return f"{who} answered {status} with a page of HTML"
     return _PATH.sub(r"\1", text[:LONGEST_MESSAGE])
 
 

@@ -32,7 +32,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def every_path(deck: App) -> list[str]:
-    surfaces = [path for path in deck.deck.plugins.routes]
+    surfaces = [*deck.deck.plugins.routes, *deck.deck.plugins.operation_routes]
     fixed = [path for _, path in deck.deck.admin.paths()]
     plain = [*surfaces, *fixed, *NOT_IMPLEMENTED]
     return [*plain, *(f"/v1{path}" for path in plain), *ODD]

@@ -15,11 +15,13 @@ from openai.pagination import SyncPage
 from prometheus_client.parser import text_string_to_metric_families
 
 KINDS = {
+    "embedding": "/v1/embeddings/models",
+    "rerank": "/v1/rerank/models",
     "image": "/v1/images/models",
     "speech": "/v1/audio/speech/models",
     "transcription": "/v1/audio/transcriptions/models",
 }
-OTHERS = {f"a-{kind}": f'id = "a-{kind}"\nkind = "{kind}"\n{{server}}' for kind in (*KINDS, "embedding", "rerank")}
+OTHERS = {f"a-{kind}": f'id = "a-{kind}"\nkind = "{kind}"\n{{server}}' for kind in KINDS}
 DESCRIBED = (
     'id = "org/model:Q4"\ndescription = "A model"\naliases = ["other/name"]\n{server}[capabilities]\ncontext = 8192\n'
 )

@@ -78,9 +78,16 @@ def test_the_engine_leaves_a_processor_to_deck(make_profile: MakeProfile) -> Non
     assert "-tb" not in arguments(make_profile("-t", "7"), _UDS, embedded=True)
 
 
-def test_kinds_other_than_chat_get_their_flag(make_profile: MakeProfile) -> None:
-    profile = make_profile().model_copy(update={"kind": "embedding"})
-    assert "--embeddings" in arguments(profile, _UDS, embedded=False)
+def test_kinds_other_than_chat_get_their_flags(make_profile: MakeProfile) -> None:
+    for kind, flag in (("embedding", "--embeddings"), ("rerank", "--rerank")):
+        profile = make_profile(ctx_size=8192, parallel=2).model_copy(update={"kind": kind})
+        argv = arguments(profile, _UDS, embedded=False)
+        assert argv[argv.index(flag) :][:5] == [flag, "-b", "4096", "-ub", "4096"]
+        own = make_profile("--ubatch_size", "64", ctx_size=8192).model_copy(update={"kind": kind})
+        assert "-ub" not in arguments(own, _UDS, embedded=False)
+        vague = make_profile(ctx_size=None).model_copy(update={"kind": kind})
+        assert "-ub" not in arguments(vague, _UDS, embedded=False)
+    assert "-ub" not in arguments(make_profile(), _UDS, embedded=False)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ _MODELS = "Deck routes by model and profile"
 _NO_SAMPLER = "llama-server has no such sampler"
 _NO_TEMPLATE = "a raw prompt has no template; write it into the prompt, or use /v1/chat/completions"
 _CHAT = "it belongs to /v1/chat/completions; this route takes a raw prompt"
-_FILL_IN = "filling in the middle is llama-server's own /infill; put the model's fill-in tokens into the prompt instead"
+_FILL_IN = "filling in the middle is /infill's; or put the model's fill-in tokens into the prompt"
 
 # The same meaning under the names of other engines.
 _SPELLINGS = {

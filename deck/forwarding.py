@@ -1,0 +1,281 @@
+"""One exchange of an operation over ASGI: as an endpoint's, but what the backend answers is passed on, not made.
+
+JSON is passed on whole, with the model under the client's name; sound and the like byte by byte, at the client's pace;
+events one by one. What breaks after its beginning ends in an error event, else in a broken connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import httpx
+
+from deck import json, query
+from deck.body import read_body, whole_body
+from deck.canon.events import Event, Failed
+from deck.contracts import Route
+from deck.endpoint import Endpoint
+from deck.errors import DeckError, ErrorKind
+from deck.forwarder import Forwarder, Order
+from deck.http import Receive, Scope, Send, header
+from deck.operation import Operation
+from deck.serving import Serving
+from deck.shaping import call_plugin
+from deck.upstream.client import UpstreamClient
+from deck.upstream.failures import MidAnswer, upstream_error
+from deck.upstream.frames import FrameCutter, payload_of, with_payload
+from deck.upstream.sse import SSEError
+from deck.upstream.transport import RawResponse
+
+_ANSWER_LIMIT = 128 << 20
+_ALIVE = b": alive\n\n"
+_DONE = b"[DONE]"
+# Of the backend's headers these go with the bytes; all others are Deck's own.
+_PASSED = (b"content-type", b"content-length", b"content-encoding", b"content-disposition")
+
+
+class OperationEndpoint:
+    """Answers the routes of all operations; shares tokens, limits and observers with the endpoint beside it."""
+
+    def __init__(self, endpoint: Endpoint, client: UpstreamClient) -> None:
+        self._endpoint = endpoint
+        self._forwarder = Forwarder(endpoint._pipeline, client)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send, operation: Operation) -> Coroutine[Any, Any, None]:
+        """Serve one request to a route of an operation."""
+        return _Forwarding(self._endpoint, self._forwarder, scope, receive, send, operation).run()
+
+
+class _Forwarding(Serving):
+    """The life of one exchange of an operation."""
+
+    __slots__ = ("forwarder", "operation", "order", "usage")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        forwarder: Forwarder,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        operation: Operation,
+    ) -> None:
+        super().__init__(endpoint, scope, receive, send, operation, Route(path=operation.paths[0]))
+        self.forwarder = forwarder
+        self.operation = operation
+        self.order: Order | None = None
+        self.usage: tuple[int | None, int | None] = (None, None)
+
+    async def _admit(self) -> None:
+        """Check the token, then read and prepare the body."""
+        self._authenticate()
+        exchange, config, operation = self.exchange, self.endpoint._config, self.operation
+        is_usual = self.turn is not None and operation.form == "json"
+        content = whole_body(self.turn, self.headers, config.body_limit) if is_usual and self.turn else None
+        if content is None:
+            content = await read_body(
+                self.scope, self.receive, limit=config.body_limit, timeout=config.body_timeout, form=operation.form
+            )
+        self._ignore_headers()
+        if self.scope["query_string"]:
+            query.ignore(self.scope["query_string"], exchange.report)
+        kind = (header(self.scope, b"content-type") or b"").decode("latin-1")
+        self.order = self.forwarder.prepare(exchange, operation, content, kind)
+
+    def _answer(self) -> Coroutine[Any, Any, None]:
+        return self._forward()
+
+    async def _forward(self) -> None:
+        order = self.order
+        assert order is not None
+        if order.asked.stream:
+            self.is_stream = True
+            self.feed = self._error_event
+            self.reply.beat(self.endpoint._config.heartbeat, lambda: _ALIVE if self._is_alive() else None)
+        await self.forwarder.forward(self.exchange, order, self._pass)
+
+    async def _pass(self, response: RawResponse) -> None:
+        order, kind = self.order, _kind(response)
+        assert order is not None
+        if kind not in self.operation.answers or (kind == "events" and not order.asked.stream):
+            raise self._strange(response)
+        if kind != "events":
+            await self._refuse_late_whole()
+        match kind:
+            case "json":
+                await self._pass_json(response, order)
+            case "events":
+                await self._pass_events(response)
+            case _:
+                await self._pass_bytes(response)
+
+    async def _refuse_late_whole(self) -> None:
+        """Give up the stream that was asked for: the backend answers whole."""
+        order, reply = self.order, self.reply
+        assert order is not None
+        if not order.asked.stream:
+            return
+        reply.quiet()
+        await reply.settle()
+        if reply.has_started:
+            raise DeckError(ErrorKind.UPSTREAM, f"the backend of {self._model!r} does not stream; ask without stream")
+        name = next((name for name in ("stream", "stream_format") if name in order.asked.fields), "stream")
+        self.exchange.report.ignored(name, "the backend answered whole", field=name)
+        self.is_stream, self.feed = False, None
+
+    @property
+    def _model(self) -> str:
+        return self.exchange.profile.id if self.exchange.profile is not None else ""
+
+    def _strange(self, response: RawResponse) -> DeckError:
+        kind = (response.header(b"content-type") or b"nothing").decode("latin-1")[:100]
+        message = f"the backend of {self._model!r} answered {self.operation.route} with {kind}"
+        return DeckError(ErrorKind.UPSTREAM, message, code="upstream_error")
+
+    async def _pass_json(self, response: RawResponse, order: Order) -> None:
+        content = await self._whole(response)
+        try:
+            answer = json.loads(content)
+        except ValueError as exc:
+            raise DeckError(ErrorKind.UPSTREAM, f"the backend of {self._model!r} answered no JSON") from exc
+        if isinstance(answer, dict):
+            if answer.get("error"):
+                raise upstream_error(200, answer, who="the backend")
+            self._note_usage(answer)
+        answer = call_plugin(self.operation.name, self.operation.render, answer, order.asked)
+        if isinstance(answer, dict) and "model" in answer:
+            answer["model"] = self.exchange.model
+        await self.reply.json(200, answer)
+
+    async def _whole(self, response: RawResponse) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while chunk := await self._next(response):
+            size += len(chunk)
+            if size > _ANSWER_LIMIT:
+                limit = f"{_ANSWER_LIMIT >> 20} MiB"
+                raise DeckError(
+                    ErrorKind.UPSTREAM, f"the backend of {self._model!r} answered more than {limit}; ask for less"
+                )
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def _pass_bytes(self, response: RawResponse) -> None:
+        reply = self.reply
+        headers = [(name, found) for name in _PASSED if (found := response.header(name)) is not None]
+        while chunk := await self._next(response):
+            if not reply.has_started:
+                await reply.begin(200, [*headers, (b"x-accel-buffering", b"no")])
+            await reply.frames(chunk)
+        if not reply.has_started:
+            await reply.begin(200, headers)
+        await reply.end()
+
+    async def _pass_events(self, response: RawResponse) -> None:
+        cutter, is_over = FrameCutter(), False
+        while chunk := await self._next(response):
+            try:
+                frames = cutter.feed(chunk)
+            except SSEError as exc:
+                raise DeckError(ErrorKind.UPSTREAM, f"the backend of {self._model!r} sent {exc}") from exc
+            shown, is_last = self._shown(frames)
+            is_over = is_over or is_last
+            if shown:
+                await self.reply.frames(shown)
+        shown, is_last = self._shown([frame for frame in cutter.end() if _is_whole(frame)])
+        if shown:
+            await self.reply.frames(shown)
+        if not is_over and not is_last:
+            message = f"the backend of {self._model!r} ended its answer in the middle"
+            raise DeckError(ErrorKind.UPSTREAM, message, retry_after=2)
+        await self.reply.end()
+
+    def _shown(self, frames: list[bytes]) -> tuple[bytes, bool]:
+        """Return frames as the client gets them, and whether one of them ends the stream."""
+        shown, is_last = [], False
+        for frame in frames:
+            data = payload_of(frame)
+            event = _object(data)
+            if event is not None:
+                is_last = self._judge(event) or is_last
+                if isinstance(event.get("model"), str):
+                    frame = with_payload(frame, json.dumps({**event, "model": self.exchange.model}))
+            shown.append(frame)
+            is_last = is_last or data == _DONE
+        return b"".join(shown), is_last
+
+    def _judge(self, event: dict[str, Any]) -> bool:
+        """Note what an event says of the exchange, and tell whether it ends it."""
+        if event.get("error"):
+            self._set_failed(upstream_error(200, event, who="the backend"))
+            return True
+        self._note_usage(event)
+        return self.operation.is_last(event)
+
+    async def _next(self, response: RawResponse) -> bytes:
+        """Return what came since the last call, b"" at the orderly end."""
+        server = self.exchange.server
+        assert server is not None
+        try:
+            chunk = await response.next_chunk()
+        except httpx.HTTPError as exc:
+            error = await self.forwarder.broken(server, exc)
+            # Where no byte came, another server may be asked.
+            raise error from (exc if self.exchange.first_token is None else MidAnswer())
+        if self.exchange.first_token is None:
+            self.exchange.first_token = time.monotonic()
+        return chunk
+
+    def _error_event(self, event: Event) -> bytes:
+        assert isinstance(event, Failed)
+        body = json.dumps(self.operation.error(event.error, self.exchange.id))
+        return b"event: error\ndata: %b\n\n" % body
+
+    def _note_usage(self, answer: dict[str, Any]) -> None:
+        usage = answer.get("usage")
+        if isinstance(usage, dict):
+            self.usage = (
+                _count(usage, "prompt_tokens", "input_tokens"),
+                _count(usage, "completion_tokens", "output_tokens"),
+            )
+        elif "tokens_evaluated" in answer:
+            self.usage = (_count(answer, "tokens_evaluated"), _count(answer, "tokens_predicted"))
+
+    def _asks_stream(self) -> bool:
+        return self.order is not None and self.order.asked.stream
+
+    def _tokens(self) -> tuple[int | None, int | None, int | None]:
+        return (*self.usage, None)
+
+
+# A page is what proxies and wrong addresses answer; it is no operation's answer.
+_KINDS = {b"text/event-stream": "events", b"text/html": "page"}
+
+
+def _kind(response: RawResponse) -> str:
+    sent = (response.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+    if sent == b"application/json" or sent.endswith(b"+json"):
+        return "json"
+    return _KINDS.get(sent, "bytes")
+
+
+def _is_whole(frame: bytes) -> bool:
+    """Tell whether a last frame, which has no end of its own, was not cut."""
+    data = payload_of(frame)
+    return data == _DONE or _object(data) is not None
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    if not data.startswith(b"{"):
+        return None
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _count(usage: dict[str, Any], *names: str) -> int | None:
+    return next((usage[name] for name in names if type(usage.get(name)) is int), None)

@@ -1,0 +1,117 @@
+"""A server that is no llama-server and that Deck runs as its child, by the `command` of its profile.
+
+It lives as a llama-server of Deck's does, with its own process group, log and end. Only its command line, its key and
+how it becomes ready differ: nothing is known of it but where it listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from deck.contracts import Address, Facts
+from deck.profile import Profile
+from deck.servers.command import Binary, setting_faults
+from deck.servers.place import free_port, make_place
+from deck.servers.probe import probing
+from deck.servers.process import Process
+
+_POLL_FIRST, _POLL_MOST, _POLL_GROWTH = 0.02, 0.25, 1.5
+_PORT, _SOCKET = "{port}", "{socket}"
+
+
+class Program(Process):
+    """One server of a profile with a `command`; implements `contracts.Server`."""
+
+    def _checked(self) -> Binary:
+        faults = command_faults(self.profile, self._environ.get("PATH"))
+        if faults:
+            raise self._not_run("; ".join(faults))
+        return Binary(argv=(_place_of(self.profile, self._environ.get("PATH")) or "",))
+
+    def _prepared(self) -> Binary:
+        binary = self._checked()
+        try:
+            place = make_place(self.profile.id, self._config.state, self._claim)
+        except OSError as exc:
+            raise self._not_run(f"no private directory for its files: {exc}") from exc
+        is_socket = any(_SOCKET in item for item in self.profile.server.command)
+        self._place = place if is_socket else replace(place, address=Address(port=free_port()))
+        return binary
+
+    def _arguments(self, binary: Binary, address: Address) -> list[str]:
+        return [
+            item.replace(_PORT, str(address.port)).replace(_SOCKET, address.uds or "")
+            for item in self.profile.server.command[1:]
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        env = super()._environment()
+        env.pop("PYTHONPATH", None)  # Deck's own place is no business of other programs
+        if "PYTHONPATH" in self._environ:
+            env["PYTHONPATH"] = self._environ["PYTHONPATH"]
+        # It is no llama-server: it gets a key only where its profile says in which variable it looks for one.
+        key, name = env.pop("LLAMA_API_KEY", None), self.profile.server.api_key_env
+        if name is None or key is None:
+            self._key = None
+            return env
+        return {**env, name: key}
+
+    async def _until_ready(self) -> None:
+        limit = self.profile.server.load_timeout
+        try:
+            async with asyncio.timeout(limit):
+                pause = _POLL_FIRST
+                while not await is_ready(self.address, self.key, self.profile.server.health):
+                    await self._rest(pause)
+                    pause = min(pause * _POLL_GROWTH, _POLL_MOST)
+        except TimeoutError:
+            message = f"was not ready after {limit:g} s; see [server] load_timeout in {self.profile.source}"
+            raise self._failure(self._told(message)) from None
+        await self._raise_if_ended()
+        self._facts = Facts()
+
+
+async def is_ready(address: Address, key: str | None, health: str | None) -> bool:
+    """Tell whether a server answers 200 to its health path, or listens if it has none."""
+    if health is None:
+        try:
+            if address.uds is not None:
+                _, writer = await asyncio.open_unix_connection(address.uds)
+            else:
+                _, writer = await asyncio.open_connection(address.host, address.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+    async with probing(address, key) as probe:
+        try:
+            return await probe.status_of(health) == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+
+def command_faults(profile: Profile, path: str | None = None) -> list[str]:
+    """Return what would make the start of a profile's `command` fail, as far as it is plain without running it."""
+    found = setting_faults(profile)
+    if _place_of(profile, path) is None:
+        name = profile.server.command[0]
+        found.insert(
+            0, f"the program {name!r} is not there or not executable: set [server] command in {profile.source}"
+        )
+    return found
+
+
+def _place_of(profile: Profile, path: str | None) -> str | None:
+    """Return the program's place: of one with a slash under the profile's directory, else on PATH."""
+    name = profile.server.command[0]
+    if "/" not in name:
+        found = shutil.which(name, path=path)
+        return os.path.abspath(found) if found is not None else None
+    place = profile.source.absolute().parent / Path(name).expanduser()
+    return str(place) if place.is_file() and os.access(place, os.X_OK) else None
