@@ -205,33 +205,35 @@ class Process:
         if self._state is not ServerState.STARTING:
             raise self._failure(_STOPPED_EARLY)
 
-    def _prepared(self) -> Binary:
-        """Check what can be checked before anything runs, and choose the places of its files."""
+    def _checked(self) -> Binary:
+        """Check what can be checked before anything runs."""
         faults = [*start_faults(self.profile), *family_faults(self._family_arguments)]
         try:
             binary = find_binary(self.profile, self._config, self._environ.get("PATH"))
         except CommandError as exc:
             faults.append(str(exc))
         if faults:
-            raise self._not_run("; ".join(faults))
+            raise self._failure("; ".join(faults), is_permanent=True)
+        return binary
+
+    def _prepared(self) -> Binary:
+        """Check, and choose the places of its files."""
+        binary = self._checked()
         try:
             self._place = make_place(self.profile.id, self._config.state, self._claim)
             if self.profile.server.save_slots:
                 limit = self.profile.server.save_limit
                 self._slots = SlotFiles(self.profile.id, self._config.state, limit=limit)
         except OSError as exc:
-            raise self._not_run(f"no private directory for its files: {exc}") from exc
+            raise self._failure(f"no private directory for its files: {exc}", is_permanent=True) from exc
         return binary
 
     async def _spawn(self, binary: Binary) -> None:
         assert self._place is not None
         self._key = secrets.token_urlsafe(32)
         self._journal = Journal(self._place.log, keep=self.profile.server.log_lines, secret=self._key)
-        argv = guarded([*binary.argv, *self._arguments(binary, self._place.address)])
-        if self._slots is not None:
-            launch = [*binary.argv, *self._arguments(binary, Address())]
-            self._signature = signature_of(launch, self.profile.source.absolute().parent)
-        env = environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
+        argv = guarded([*binary.argv, *self._arguments(binary), *self._slot_arguments(binary)])
+        env = self._environment()
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent
         options: dict[str, Any] = {
@@ -257,9 +259,21 @@ class Process:
                 self._pid = child.pid
                 self._watch = asyncio.create_task(self._watched(child, output, self._journal))
 
-    def _arguments(self, binary: Binary, address: Address) -> list[str]:
-        argv = arguments(self.profile, address, embedded=binary.is_embedded, family=self._family_arguments)
-        return [*argv, "--slot-save-path", str(self._slots.directory)] if self._slots is not None else argv
+    def _environment(self) -> dict[str, str]:
+        assert self._place is not None
+        return environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
+
+    def _arguments(self, binary: Binary) -> list[str]:
+        assert self._place is not None
+        return arguments(self.profile, self._place.address, embedded=binary.is_embedded, family=self._family_arguments)
+
+    def _slot_arguments(self, binary: Binary) -> list[str]:
+        """Return the flag that lets slots be saved, and note what tells this launch from any other."""
+        if self._slots is None:
+            return []
+        argv = arguments(self.profile, Address(), embedded=binary.is_embedded, family=self._family_arguments)
+        self._signature = signature_of([*binary.argv, *argv], self.profile.source.absolute().parent)
+        return ["--slot-save-path", str(self._slots.directory)]
 
     async def _watched(self, child: asyncio.subprocess.Process, output: int, journal: Journal) -> None:
         """Own the child and its output until both have ended."""
@@ -312,10 +326,7 @@ class Process:
         while (health := await probe.health()) is not Health.READY:
             if health is Health.LOADING and self._state is ServerState.STARTING:
                 self._state = ServerState.LOADING
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._ended.wait()
-            await self._raise_if_ended()
+            await self._rest(pause)
             pause = min(pause * _POLL_GROWTH, _POLL_MOST)
             now = time.monotonic()
             if now - looked >= _LOOK:
@@ -330,6 +341,13 @@ class Process:
         if pulse.silent(now, vitals(self._pid), self._journal.written) >= limit:
             what = f"hung: for {limit:g} s it printed nothing, took no processor time and read nothing"
             raise self._failure(self._told(f"{what}; see [server] load_stall in {self.profile.source}"))
+
+    async def _rest(self, pause: float) -> None:
+        """Wait so many seconds for the next look, no longer than the process lives."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._ended.wait()
+        await self._raise_if_ended()
 
     async def _raise_if_ended(self) -> None:
         if not self._ended.is_set():
@@ -364,14 +382,12 @@ class Process:
         if not is_stopped:
             self._hook("on_crash")
 
-    def _failure(self, what: str, *, should_retry: bool | None = None) -> DeckError:
+    def _failure(self, what: str, *, is_permanent: bool = False, should_retry: bool | None = None) -> DeckError:
+        """Return the error of a start; `is_permanent` = what was found before anything ran."""
         message = f"model {self.profile.id!r} did not start: {what}"
+        if is_permanent:
+            return NotRunError(ErrorKind.UNAVAILABLE, message, should_retry=False)
         return DeckError(ErrorKind.UNAVAILABLE, message, should_retry=should_retry)
-
-    def _not_run(self, what: str) -> NotRunError:
-        return NotRunError(
-            ErrorKind.UNAVAILABLE, f"model {self.profile.id!r} did not start: {what}", should_retry=False
-        )
 
     async def _keep_slots(self) -> None:
         """Save what the slots hold, for the next start."""
