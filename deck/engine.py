@@ -25,6 +25,7 @@ from typing import NoReturn
 _PACKAGE = "xllamacpp"
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _PR_SET_PDEATHSIG = 1
+_LOG_SECONDS = 0.3
 _PARENT_POLL_SECONDS = 0.5
 _PROBE_SECONDS = 2.0
 _SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103  # sizeof(sun_path) less the closing zero
@@ -375,6 +376,8 @@ def _start(launch: Launch) -> tuple[object, str]:
     try:
         server = xllamacpp.Server(params)
     except RuntimeError as exc:
+        # llama.cpp's log is written by a thread of its own, which nobody waits for at the end of the process.
+        time.sleep(_LOG_SECONDS)
         where = launch.host if launch.is_unix else f"{launch.host}:{launch.params['port']}"
         raise EngineError(
             f"llama.cpp could not serve {str(launch.model)!r} on {where}; the log above says why"

@@ -222,7 +222,7 @@ class Process:
         except CommandError as exc:
             faults.append(str(exc))
         if faults:
-            raise self._not_run("; ".join(faults))
+            raise self._failure("; ".join(faults), is_permanent=True)
         return binary
 
     def _prepared(self) -> Binary:
@@ -234,17 +234,14 @@ class Process:
                 limit = self.profile.server.save_limit
                 self._slots = SlotFiles(self.profile.id, self._config.state, limit=limit)
         except OSError as exc:
-            raise self._not_run(f"no private directory for its files: {exc}") from exc
+            raise self._failure(f"no private directory for its files: {exc}", is_permanent=True) from exc
         return binary
 
     async def _spawn(self, binary: Binary) -> None:
         assert self._place is not None
         self._key = secrets.token_urlsafe(32)
         self._journal = Journal(self._place.log, keep=self.profile.server.log_lines, secret=self._key)
-        argv = guarded([*binary.argv, *self._arguments(binary, self._place.address)])
-        if self._slots is not None:
-            launch = [*binary.argv, *self._arguments(binary, Address())]
-            self._signature = signature_of(launch, self.profile.source.absolute().parent)
+        argv = guarded([*binary.argv, *self._arguments(binary), *self._slot_arguments(binary)])
         env = self._environment()
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent
@@ -275,9 +272,17 @@ class Process:
         assert self._place is not None
         return environment(self.profile, self._environ, key=self._key, config_home=self._place.config_home)
 
-    def _arguments(self, binary: Binary, address: Address) -> list[str]:
-        argv = arguments(self.profile, address, embedded=binary.is_embedded, family=self._family_arguments)
-        return [*argv, "--slot-save-path", str(self._slots.directory)] if self._slots is not None else argv
+    def _arguments(self, binary: Binary) -> list[str]:
+        assert self._place is not None
+        return arguments(self.profile, self._place.address, embedded=binary.is_embedded, family=self._family_arguments)
+
+    def _slot_arguments(self, binary: Binary) -> list[str]:
+        """Return the flag that lets slots be saved, and note what tells this launch from any other."""
+        if self._slots is None:
+            return []
+        argv = arguments(self.profile, Address(), embedded=binary.is_embedded, family=self._family_arguments)
+        self._signature = signature_of([*binary.argv, *argv], self.profile.source.absolute().parent)
+        return ["--slot-save-path", str(self._slots.directory)]
 
     async def _watched(self, child: asyncio.subprocess.Process, output: int, journal: Journal) -> None:
         """Own the child and its output until both have ended."""
@@ -386,14 +391,12 @@ class Process:
         if not is_stopped:
             self._hook("on_crash")
 
-    def _failure(self, what: str, *, should_retry: bool | None = None) -> DeckError:
+    def _failure(self, what: str, *, is_permanent: bool = False, should_retry: bool | None = None) -> DeckError:
+        """Return the error of a start; `is_permanent` = what was found before anything ran."""
         message = f"model {self.profile.id!r} did not start: {what}"
+        if is_permanent:
+            return NotRunError(ErrorKind.UNAVAILABLE, message, should_retry=False)
         return DeckError(ErrorKind.UNAVAILABLE, message, should_retry=should_retry)
-
-    def _not_run(self, what: str) -> NotRunError:
-        return NotRunError(
-            ErrorKind.UNAVAILABLE, f"model {self.profile.id!r} did not start: {what}", should_retry=False
-        )
 
     async def _keep_slots(self) -> None:
         """Save what the slots hold, for the next start."""

@@ -31,7 +31,7 @@ class Program(Process):
     def _checked(self) -> Binary:
         faults = command_faults(self.profile, self._environ.get("PATH"))
         if faults:
-            raise self._not_run("; ".join(faults))
+            raise self._failure("; ".join(faults), is_permanent=True)
         return Binary(argv=(_place_of(self.profile, self._environ.get("PATH")) or "",))
 
     def _prepared(self) -> Binary:
@@ -39,12 +39,13 @@ class Program(Process):
         try:
             place = make_place(self.profile.id, self._config.state, self._claim)
         except OSError as exc:
-            raise self._not_run(f"no private directory for its files: {exc}") from exc
+            raise self._failure(f"no private directory for its files: {exc}", is_permanent=True) from exc
         is_socket = any(_SOCKET in item for item in self.profile.server.command)
         self._place = place if is_socket else replace(place, address=Address(port=free_port()))
         return binary
 
-    def _arguments(self, binary: Binary, address: Address) -> list[str]:
+    def _arguments(self, binary: Binary) -> list[str]:
+        address = self.address
         return [
             item.replace(_PORT, str(address.port)).replace(_SOCKET, address.uds or "")
             for item in self.profile.server.command[1:]
