@@ -16,8 +16,9 @@ from deck import json
 from deck.catalog import Catalog
 from deck.config import Config
 from deck.loading import StartError, available, is_shipped, load
-from deck.profile import Profile, parse_duration
+from deck.profile import Profile
 from deck.serve import configuration
+from deck.settings import parse_duration
 
 _RAW = argparse.RawDescriptionHelpFormatter
 _LIMIT = 300.0

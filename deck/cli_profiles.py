@@ -11,8 +11,9 @@ from deck.catalog import Catalog, CatalogError
 from deck.config import Config
 from deck.contracts import Facts
 from deck.loading import StartError, available, load
-from deck.profile import Profile, ProfileError, nearest
+from deck.profile import Profile, ProfileError
 from deck.serve import configuration
+from deck.settings import nearest
 
 _RAW = argparse.RawDescriptionHelpFormatter
 Sources = Callable[[argparse.ArgumentParser], None]

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictBool, StringConstraints, ValidationError
 
 from deck.hosts import read_pattern
-from deck.profile import Compatibility, Seconds, Size, Table, faults, nearest, read_toml
+from deck.profile import Compatibility
+from deck.settings import Seconds, Size, Table, faults, nearest, read_toml
 
 _DEFAULT_FILE = Path("deck.toml")
 

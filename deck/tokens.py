@@ -26,8 +26,9 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints, Validation
 
 from deck import json
 from deck.errors import DeckError, ErrorKind, invalid
-from deck.profile import Compatibility, Table, faults
-from deck.profile import parse_duration as parse_duration
+from deck.profile import Compatibility
+from deck.settings import Table, faults
+from deck.settings import parse_duration as parse_duration
 
 ENVIRONMENT = "environment"
 _CHECK_EVERY = 1.0

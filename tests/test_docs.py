@@ -19,7 +19,7 @@ import pytest
 from deck import cli, contracts, hookspecs
 from deck.config import Config, LaneSettings
 from deck.metrics import Metrics
-from deck.profile import Table
+from deck.settings import Table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

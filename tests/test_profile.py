@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deck.profile import (
-    Profile,
-    ProfileError,
-    ServerSettings,
-    load_profile,
-    parse_duration,
-    parse_size,
-    unknown_sampling,
-)
+from deck.profile import Profile, ProfileError, ServerSettings, load_profile, unknown_sampling
+from deck.settings import parse_duration, parse_size
 
 Load = Callable[[str], Profile]
 _WHOLE = """

@@ -16,13 +16,14 @@ from deck import engine
 from deck.config import Config
 from deck.contracts import Address, Replica
 from deck.errors import DeckError
-from deck.profile import Profile, nearest
+from deck.profile import Profile
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
 from deck.servers.hooks import hook_fault
 from deck.servers.journal import error_line
 from deck.servers.process import start_faults
 from deck.servers.program import command_faults
 from deck.servers.remote import Remote, key_fault
+from deck.settings import nearest
 
 _HELP_TIMEOUT = 5.0
 _SHOWN = 100
