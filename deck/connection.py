@@ -29,6 +29,8 @@ _log = logging.getLogger("uvicorn.error")
 MOST_HELD = 64 * 1024
 # So much of a body waits to be read before the client is held back.
 _HIGH_WATER = 64 * 1024
+# After an answer that came before the end of the body, the client may send on for so many seconds; nobody reads it.
+_LINGER = 30.0
 _PHRASES = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 # Without lingering a close is a reset.
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -70,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[tuple[Turn, Scope]] = deque()
         self._idle_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
         self._drain: asyncio.Future[None] | None = None
         self.is_full = False
         self._is_paused = False
@@ -93,6 +96,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._stop_lingering()
         if self._turn is not None:
             self._turn.leave()
         self._turn = self._incoming = None
@@ -199,6 +203,7 @@ class Connection(asyncio.Protocol):
         if self._incoming is not None:
             self._incoming.end()
             if self._turn is None:  # the answer came before the end of the body
+                self._stop_lingering()
                 self._rest()
 
     # The turns' calls.
@@ -238,10 +243,17 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self.resume_reading()
+        if not turn.is_whole:
+            self._linger = self._loop.call_later(_LINGER, self._transport.close)
         if self._waiting:
             self._serve(*self._waiting.popleft())
         else:
             self._rest()
+
+    def _stop_lingering(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
 
     def shutdown(self) -> None:
         """End the connection after the answer that is being sent; uvicorn calls this when it stops."""

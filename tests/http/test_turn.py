@@ -325,6 +325,35 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
 
 
 @bounded
+async def test_a_body_that_nobody_reads_may_go_on_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes before the end of the body, as 413 does, must not buy a client an endless upload."""
+    monkeypatch.setattr("deck.connection._LINGER", 0.05)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await ok(send)
+
+    loop = asyncio.get_running_loop()
+    endless, wire = connected(app)
+    endless.data_received(HEAD + b"bo")
+    await settle()
+    assert wire.got.endswith(b"\r\n\r\nok")
+    assert not wire.is_closing()
+    began = loop.time()
+    while not wire.is_closing():
+        assert loop.time() - began < 5
+        await asyncio.sleep(0)
+    finished, wire = connected(app)
+    finished.data_received(HEAD + b"bo")
+    await settle()
+    finished.data_received(b"dy")
+    assert finished._linger is None
+    finished.data_received(GET)
+    await settle()
+    assert wire.got.count(b"HTTP/1.1 200 OK") == 2
+    assert not wire.is_closing()
+
+
+@bounded
 async def test_a_stop_lets_the_answer_that_is_being_sent_be_the_last() -> None:
     gate = asyncio.Event()
 
