@@ -47,22 +47,26 @@ def together(deck: App, asked: list[tuple[int, int | None]], *, stream: bool = F
     return deck.runner.run(play())
 
 
+# Any two of them that run at once overflow the pool.
+ASKED: list[tuple[int, int | None]] = [(20, 700)] * 4
+
+
 def test_a_full_pool_ends_every_running_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The danger is real: without credits four answers that do not fit together all end in the error."""
+    """The danger is real: without credits those that run at once all end in the error, through no fault of theirs."""
     monkeypatch.setattr(admission, "_credit", lambda prompt, request, context: 0)
     with app(tmp_path, profiles={"pool": PROFILE}) as deck:
-        answers = together(deck, [(20, 400)] * 4, stream=True)
-        assert [FULL in answer.text for answer in answers] == [True] * 4
+        answers = together(deck, ASKED, stream=True)
+        assert sum(FULL in answer.text for answer in answers) >= 2
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["buffered", "streamed"])
 def test_with_credits_the_same_all_finish(tmp_path: Path, stream: bool) -> None:
     with app(tmp_path, profiles={"pool": PROFILE}) as deck:
-        answers = together(deck, [(20, 400)] * 8, stream=stream)
-        assert [answer.status_code for answer in answers] == [200] * 8
+        answers = together(deck, ASKED, stream=stream)
+        assert [answer.status_code for answer in answers] == [200] * 4
         assert not any(FULL in answer.text for answer in answers)
         if not stream:
-            assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {400}
+            assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {700}
 
 
 def test_whatever_comes_nobody_s_answer_is_ended_for_another_s(tmp_path: Path) -> None:
