@@ -19,6 +19,7 @@ from deck.scheduler.lanes import Lane, RouteNeeds, Switches, route_decide
 from deck.scheduler.slots import Claim, SlotBook
 
 _ALL = Switches()
+_NOTHING, _STREAMED = RouteNeeds(), RouteNeeds(stream=True)
 # With any of these the same prompt may have another answer although the temperature is 0.
 _CHANCE = ("xtc_probability", "dynatemp_range", "mirostat", "samplers", "adaptive_target")
 # llama-server moves idle prompts of a shared cache to the host's memory, and brings them back only where it chooses.
@@ -55,11 +56,14 @@ class Router:
         exchange.record = record = self._reclaimed(exchange, request, now) if switches.tools else None
         exchange.lane = lane = route_decide(needs_of(request, profile, continues=record is not None), switches)
         server = profile.server
-        if not server.is_remote and server.parallel == 1:
+        if server.parallel == 1 and not server.is_remote:
             return
+        gives_out = self._gives_out(profile)
+        if lane is not Lane.SERIAL and not gives_out and not server.urls:
+            return  # there is no slot and no server to choose
         exchange.session = exchange.session or session_of_body(body)
         alone = lane is Lane.SERIAL and (record is not None or bool(exchange.session))
-        if alone or self._gives_out(profile):
+        if alone or gives_out:
             exchange.claim = self._claim(exchange, request, record, alone=alone)
 
     def _claim(self, exchange: Exchange, request: Request, record: Continuation | None, *, alone: bool) -> Claim:
@@ -128,9 +132,14 @@ def affinity_of(exchange: Exchange) -> str:
 def needs_of(request: Request, profile: Profile, *, continues: bool = False) -> RouteNeeds:
     """Return what a request needs of its lane, by the sampling that is in effect as far as the client and profile say.
 
-    Of a stream, and of a request with tools, what matters to the shared lane only is left out.
+    What matters to the shared lane only is left out of a stream, of a request with tools, and of one by chance.
     """
     tools = bool(request.tools) if isinstance(request, ChatRequest) else False
+    is_usual = not (continues or tools or request.is_prefill_only)
+    if is_usual and request.stream:
+        return _STREAMED
+    if is_usual and not _is_greedy(request, profile):
+        return _NOTHING
     if request.stream or tools:
         return RouteNeeds(
             prefill_only=request.is_prefill_only,

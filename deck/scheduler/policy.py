@@ -346,7 +346,7 @@ class Policy:
 
     def _advance(self, now: float) -> list[Command]:
         if not self._queue:
-            return [*self._unwanted(), *self._restart(now)]
+            return [*self._unwanted(), *self._restart(now)] if self._has_wishes() else []
         commands: list[Command] = []
         going: set[str] = set()
         asked: set[str] = set()
@@ -379,6 +379,15 @@ class Policy:
                 commands += [self._stop(item) for item in leaving if item.may_stop(now)]
         commands += self._unwanted()
         return commands if is_reserved else [*commands, *self._restart(now)]
+
+    def _has_wishes(self) -> bool:
+        """Tell whether a server is to go or to come though nobody waits for it."""
+        if self._standing:
+            return True
+        for item in self._residents.values():
+            if item.is_unwanted:
+                return True
+        return False
 
     def _restart(self, now: float) -> list[Command]:
         """Start what is to be up though nobody waits for it, as far as there is room that nobody waits for."""

@@ -28,7 +28,7 @@ from deck.testing.frames import content, done, finish, role, text, text_end, usa
 
 _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
-_TURNS = 4
+_TURNS = 16
 _PIECE = 4000
 _PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 503: "Service Unavailable"}
 
@@ -205,6 +205,12 @@ class FakeLlama:
     async def stop(self) -> None:
         """Cut every connection and stop listening."""
         if self._server is not None:
+            loop = asyncio.get_running_loop()
+            for listener in self._server.sockets:
+                with contextlib.suppress(Exception):
+                    loop.remove_reader(listener.fileno())
+            for _ in range(_TURNS):  # asyncio loses a connection that is being taken while its server is closed
+                await asyncio.sleep(0)
             self._server.close()
         for _ in range(_TURNS):  # a connection that was just accepted is here some turns of the loop later
             for task in self._connections:
@@ -222,7 +228,7 @@ class FakeLlama:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         # A task that is cancelled before its first step never comes to its own end.
-        task.add_done_callback(lambda _: writer.close())
+        task.add_done_callback(lambda done: writer.transport.abort() if done.cancelled() else writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gone: asyncio.Event) -> None:
         try:

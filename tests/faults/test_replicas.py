@@ -139,12 +139,13 @@ async def test_one_that_dies_under_load_ends_its_own_streams_alone(fleet: Fleet)
         ]
         for reader in readers:
             await reader.until_text("one")
-        assert all(len(fake.chats) >= 4 for fake in fakes)
-        on_dying = len(fakes[1].chats)
-        await fakes[1].stop()
+        # Where conversations go depends on the ports, which are others each time: the busiest one dies.
+        on_dying, dying = max((len(fake.chats), number) for number, fake in enumerate(fakes))
+        assert on_dying >= 8
+        await fakes[dying].stop()
         broken = []
         for client in clients:
-            await seen(client, "up", "down", "up")
+            await seen(client, *("down" if number == dying else "up" for number in range(3)))
         gate.set()
         for reader in readers:
             with contextlib.suppress(StopAsyncIteration):
@@ -157,7 +158,7 @@ async def test_one_that_dies_under_load_ends_its_own_streams_alone(fleet: Fleet)
         assert len(broken) == on_dying
         answers = [await ask(client, number) for number in range(100, 112) for client in clients]
         assert {answer.status_code for answer in answers} == {200}
-        async with fleet.fake(1) as back:
+        async with fleet.fake(dying) as back:
             for client in clients:
                 await seen(client, "up", "up", "up")
             answers = [await ask(client, number) for number in range(200, 230) for client in clients]
@@ -187,7 +188,7 @@ async def test_all_down_is_503_with_the_reasons_at_once(fleet: Fleet) -> None:
 @bounded
 async def test_a_conversation_has_the_same_server_on_both(fleet: Fleet) -> None:
     async with up(fleet, (), (), ()) as (fakes, clients):
-        for number in range(5000, 5012):
+        for number in range(5000, 5040):
             for client in clients:
                 assert (await ask(client, number)).status_code == 200
         for fake in fakes:

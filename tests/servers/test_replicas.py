@@ -206,7 +206,7 @@ async def test_another_is_asked_where_the_first_refuses_the_connection() -> None
 @bounded
 async def test_a_conversation_stays_where_it_is_and_new_ones_are_spread() -> None:
     async with fakes(3) as three, running(*(fake.url for fake in three)) as remote, upstream() as client:
-        first = {f"talk {number}": await chat(client, remote, f"talk {number}") for number in range(30)}
+        first = {f"talk {number}": await chat(client, remote, f"talk {number}") for number in range(60)}
         again = {name: await chat(client, remote, name) for name in first}
         assert first == again
         assert all(count >= 3 for count in Counter(first.values()).values())
