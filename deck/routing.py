@@ -19,7 +19,7 @@ from deck.scheduler.lanes import Lane, RouteNeeds, Switches, route_decide
 from deck.scheduler.slots import Claim, SlotBook
 
 _ALL = Switches()
-_NOTHING, _STREAMED = RouteNeeds(), RouteNeeds(stream=True)
+_STREAMED = RouteNeeds(stream=True)
 # With any of these the same prompt may have another answer although the temperature is 0.
 _CHANCE = ("xtc_probability", "dynatemp_range", "mirostat", "samplers", "adaptive_target")
 # llama-server moves idle prompts of a shared cache to the host's memory, and brings them back only where it chooses.
@@ -132,14 +132,11 @@ def affinity_of(exchange: Exchange) -> str:
 def needs_of(request: Request, profile: Profile, *, continues: bool = False) -> RouteNeeds:
     """Return what a request needs of its lane, by the sampling that is in effect as far as the client and profile say.
 
-    What matters to the shared lane only is left out of a stream, of a request with tools, and of one by chance.
+    What matters to the shared lane only is left out of a stream and of a request with tools.
     """
     tools = bool(request.tools) if isinstance(request, ChatRequest) else False
-    is_usual = not (continues or tools or request.is_prefill_only)
-    if is_usual and request.stream:
+    if request.stream and not (continues or tools or request.is_prefill_only):
         return _STREAMED
-    if is_usual and not _is_greedy(request, profile):
-        return _NOTHING
     if request.stream or tools:
         return RouteNeeds(
             prefill_only=request.is_prefill_only,

@@ -382,12 +382,7 @@ class Policy:
 
     def _has_wishes(self) -> bool:
         """Tell whether a server is to go or to come though nobody waits for it."""
-        if self._standing:
-            return True
-        for item in self._residents.values():
-            if item.is_unwanted:
-                return True
-        return False
+        return bool(self._standing) or any([item.is_unwanted for item in self._residents.values()])
 
     def _restart(self, now: float) -> list[Command]:
         """Start what is to be up though nobody waits for it, as far as there is room that nobody waits for."""
