@@ -30,6 +30,8 @@ from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import RawResponse
 
 _JSON = b"application/json"
+# What may come to take a context of unknown size runs alone.
+_ALL = 1 << 40
 Pieces = Sequence[bytes | memoryview]
 Taker = Callable[[RawResponse], Awaitable[None]]
 
@@ -113,7 +115,8 @@ class Forwarder:
         assert profile is not None
         if order.operation.surface is not None:
             await self._pipeline.complete(exchange)  # a backend is never given a URL to follow
-        async with self._pipeline.board.admit(profile, exchange.principal.name) as server:
+        credit = self._credit(profile, order.asked)
+        async with self._pipeline.board.admit(profile, exchange.principal.name, credit=credit) as server:
             exchange.granted, exchange.server = self._pipeline.now(), server
             kind, pieces = self._sent(exchange, order, server)
 
@@ -134,6 +137,15 @@ class Forwarder:
                 await server.use(None, send_to_one)
             else:
                 await send(server)
+
+    def _credit(self, profile: Profile, asked: Asked) -> int:
+        """Return the most tokens of a context that an order may come to take: one for each byte, and its answer's."""
+        if asked.text is None:
+            return 0
+        server = self._pipeline.board.server(profile.id)
+        most = (server.facts.context if server is not None else None) or _ALL
+        budget = profile.force.get("max_tokens", asked.text.sampling.get("max_tokens"))
+        return most if budget is None else min(most, len(json.dumps(asked.fields)) + max(int(budget), 1))
 
     async def broken(self, server: Server, exc: httpx.HTTPError) -> DeckError:
         """Return what a failure of the transport means, with the reason of a server that died."""

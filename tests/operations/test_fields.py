@@ -340,6 +340,27 @@ def test_infilling_follows_the_profile(tmp_path: Path) -> None:
         assert answer.json()["model"] == "ruled"
 
 
+@pytest.mark.parametrize(("limit", "most"), [(50, 300), (None, 4096), (100_000, 4096)])
+def test_infilling_promises_what_it_may_take(tmp_path: Path, limit: int | None, most: int) -> None:
+    """Where slots share one pool, what generates must never take more of it than it was granted."""
+    with app(tmp_path, routes={"/infill": Reply(steps=[b"data: [DONE]\n\n"])}) as running:
+        board = running.deck.board
+        promised: list[int] = []
+        acquire = board.acquire
+
+        async def watch(profile: Any, token: str = "", credit: int = 0, claim: Any = None) -> Any:
+            promised.append(credit)
+            return await acquire(profile, token, credit, claim)
+
+        body = {"model": "m1", "input_prefix": "a" * 100, "input_suffix": "b", "stream": True}
+        post(running, "/infill", json=body)  # so that it is loaded
+        board.acquire = watch  # type: ignore[method-assign]  # to see what is promised
+        post(running, "/infill", json=body | ({} if limit is None else {"n_predict": limit}))
+        post(running, "/tokenize", json={"model": "m1", "content": "a"})
+    assert promised[-1] == 0
+    assert promised[0] == most if most == 4096 else 150 <= promised[0] <= most
+
+
 def test_infilling_streams(tmp_path: Path) -> None:
     frames = [b'data: {"content":"x","stop":false}\n\n', b'data: {"content":"","stop":true,"tokens_evaluated":2}\n\n']
     with app(tmp_path, routes={"/infill": Reply(steps=frames)}) as running:
