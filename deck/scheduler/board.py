@@ -16,9 +16,10 @@ from typing import Any, assert_never
 from deck.contracts import Doing, Launcher, Replica, Replicated, Server, ServerState, Supervised
 from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
+from deck.scheduler.models import Models
 from deck.scheduler.policy import Policy
 from deck.scheduler.slots import Claim, SlotBook
-from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
+from deck.scheduler.values import Command, Grant, Refuse, Start, Stop, Ticket, Waiting
 from deck.slots import pool_of
 
 _log = logging.getLogger("deck.scheduler")
@@ -72,13 +73,11 @@ class Board:
         self._on_up = on_up
         self._load_seconds: dict[str, float] = {}
         self._looked_at: dict[str, float] = {}
-        self._memory_of = memory_of
         self._faulty = faulty
         self._book_of = book_of
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Server]] = {}
-        self._models: dict[str, tuple[Profile, Model]] = {}
-        self._measured: dict[str, int] = {}
+        self._models = Models(memory_of)
         self._servers: dict[str, Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stops: dict[str, asyncio.Task[None]] = {}
@@ -135,8 +134,7 @@ class Board:
 
     def memory(self, profile: str) -> int | None:
         """Return the bytes that the policy reckons with for a model that was ever wanted, None = unknown."""
-        known = self._models.get(profile)
-        return known[1].memory if known else None
+        return self._models.memory(profile)
 
     def admit(self, profile: Profile, token: str = "", *, credit: int = 0, again: bool = False) -> Admission:
         """Wait for a slot of the profile's server and hold it; leaving while waiting gives the place up.
@@ -177,7 +175,7 @@ class Board:
             self._refuse_faulty(profile)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        ticket = Ticket(next(self._ids), self._model(profile), now, token, 0, credit, claim)
+        ticket = Ticket(next(self._ids), self._models.of(profile), now, token, 0, credit, claim)
         commands = self._policy.arrive(ticket, now)
         if len(commands) == 1 and isinstance(commands[0], Grant) and commands[0].ticket is ticket:
             return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
@@ -203,28 +201,6 @@ class Board:
             message = server.reason or f"model {profile.id!r} cannot start"
             _log.warning("%s", message)
             raise DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)
-
-    def _model(self, profile: Profile) -> Model:
-        """Return what the policy must know of a profile: what was measured of its memory counts above an estimate."""
-        known = self._models.get(profile.id)
-        if known is not None and known[0] is profile:
-            return known[1]
-        schedule = profile.schedule
-        memory, measured = self._memory_of(profile), self._measured.get(profile.id, 0)
-        model = Model(
-            name=profile.id,
-            is_local=not profile.server.is_remote,
-            memory=memory if memory is None or profile.server.memory is not None else max(memory, measured),
-            group=schedule.group,
-            is_pinned=schedule.pinned,
-            is_warm=schedule.keep_warm,
-            restarts=schedule.restart == "always",
-            priority=schedule.priority,
-            concurrency=schedule.concurrency,
-            min_resident=schedule.min_resident,
-        )
-        self._models[profile.id] = (profile, model)
-        return model
 
     def release(self, ticket: Ticket, server: Server) -> None:
         """Give a slot back."""
@@ -277,7 +253,7 @@ class Board:
     def preload(self, profile: Profile) -> None:
         """Start a profile's server now, if there is room without stopping another."""
         self._policy.forgive(profile.id)
-        self._execute(self._policy.preload(self._model(profile), asyncio.get_running_loop().time()))
+        self._execute(self._policy.preload(self._models.of(profile), asyncio.get_running_loop().time()))
 
     def unload(self, profile: str) -> None:
         """Stop a server as soon as nobody uses it."""
@@ -285,10 +261,8 @@ class Board:
 
     def renew(self, profile: Profile, *, relaunch: bool) -> None:
         """Take a changed profile: a server that it still launches goes on under it, any other stops when it is free."""
-        known = self._models.pop(profile.id, None)
-        if known is None:
+        if not self._models.renew(profile):
             return
-        self._model(profile)
         self._policy.forgive(profile.id)
         if relaunch:
             self.unload(profile.id)
@@ -357,7 +331,7 @@ class Board:
             self._stops[stops] = task
 
     async def _start(self, name: str) -> None:
-        profile = self._models[name][0]
+        profile = self._models.profile(name)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -403,19 +377,10 @@ class Board:
     async def _stop(self, name: str) -> None:
         server = self._servers[name]
         self._on_gone(server)
-        self._measure(server)
+        self._models.measure(server)
         await server.stop(grace=self._grace)
         _log.info("model %s is stopped", name)
         self._execute(self._policy.stopped(name, asyncio.get_running_loop().time()))
-
-    def _measure(self, server: Server) -> None:
-        """Learn what a server really takes, for the next time that room is made for it."""
-        found = server.memory()
-        name = server.profile.id
-        if found is not None and found > self._measured.get(name, 0):
-            self._measured[name] = found
-            profile, _ = self._models.pop(name)
-            self._model(profile)
 
     def _watch_idle(self, profile: Profile) -> None:
         name, ttl = profile.id, profile.server.ttl

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deck.testing.frames import content, done, finish, role, text, text_end, usage
+from deck.testing.observed import model_of, props_of
 
 _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
@@ -143,8 +144,8 @@ class FakeLlama:
         self._connections: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Condition()
         self._routes: dict[str, Any] = {
-            "/props": _props(alias, n_ctx, slots),
-            "/v1/models": {"object": "list", "data": [_model(alias, n_ctx)]},
+            "/props": props_of(alias, n_ctx, slots),
+            "/v1/models": {"object": "list", "data": [model_of(alias, n_ctx)]},
             **(routes or {}),
         }
 
@@ -414,31 +415,6 @@ def _error(code: int, message: str, label: str) -> dict[str, Any]:
 
 
 _LOADING = _error(503, "Loading model", "unavailable_error")
-
-
-def _props(alias: str, n_ctx: int, slots: int) -> dict[str, Any]:
-    return {
-        "default_generation_settings": {"n_ctx": n_ctx, "params": {}},
-        "total_slots": slots,
-        "model_alias": alias,
-        "model_path": f"/models/{alias}.gguf",
-        "modalities": {"vision": False, "audio": False},
-        "chat_template": "{{ messages }}",
-        "chat_template_caps": {"supports_tools": True, "supports_tool_calls": True, "supports_system_role": True},
-        "build_info": "b11434-fake",
-        "is_sleeping": False,
-    }
-
-
-def _model(alias: str, n_ctx: int) -> dict[str, Any]:
-    return {
-        "id": alias,
-        "aliases": [alias],
-        "object": "model",
-        "created": 1767225600,
-        "owned_by": "llamacpp",
-        "meta": {"n_ctx": n_ctx, "n_ctx_train": n_ctx},
-    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from faults.support import (
     reading,
     remote,
     stream,
+    unhurried,
     works,
 )
 
@@ -84,7 +85,7 @@ async def test_a_long_wait_is_503(narrow: Rig, streamed: bool) -> None:
         await works(client, "single")
 
 
-@bounded
+@unhurried
 async def test_two_models_take_turns_and_never_run_at_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     """B143."""
     tmp = tmp_path_factory.mktemp("turns")

@@ -150,7 +150,7 @@ def test_a_busy_server_is_waited_for_and_its_newcomers_queue_behind() -> None:
 def test_what_was_measured_replaces_a_smaller_estimate() -> None:
     async def play() -> None:
         async with stage(memory=8 * GIB) as played:
-            played.board._memory_of = lambda profile: 3 * GIB
+            played.board._models._memory_of = lambda profile: 3 * GIB
             undeclared = Profile.model_validate({"id": "a", "server": {"model": "/a.gguf", "ttl": "0"}})
             (await use(played.board, undeclared)).takes = 5 * GIB
             assert played.board.memory("a") == 3 * GIB
@@ -165,7 +165,7 @@ def test_what_was_measured_replaces_a_smaller_estimate() -> None:
 def test_who_waits_for_a_server_that_is_measured_at_its_end_is_served() -> None:
     async def play() -> None:
         async with stage() as played:
-            played.board._memory_of = lambda profile: 1
+            played.board._models._memory_of = lambda profile: 1
             a, b = (Profile.model_validate({"id": name, "server": {"model": f"/{name}.gguf"}}) for name in "ab")
             (await use(played.board, a)).takes = GIB
             turns = [asyncio.create_task(use(played.board, model)) for model in (b, a, b)]

@@ -1,0 +1,68 @@
+"""What the policy must know of each profile: its settings, an estimate of its memory, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deck.contracts import Server
+from deck.profile import Profile
+from deck.scheduler.values import Model
+
+
+class Models:
+    """The profiles that were ever wanted, as the policy sees them.
+
+    Args:
+        memory_of: what a profile's server will take in bytes before it has ever run, None = unknown.
+    """
+
+    def __init__(self, memory_of: Callable[[Profile], int | None]) -> None:
+        self._memory_of = memory_of
+        self._known: dict[str, tuple[Profile, Model]] = {}
+        self._measured: dict[str, int] = {}
+
+    def of(self, profile: Profile) -> Model:
+        """Return what the policy must know of a profile: what was measured of its memory counts above an estimate."""
+        known = self._known.get(profile.id)
+        if known is not None and known[0] is profile:
+            return known[1]
+        schedule = profile.schedule
+        memory, measured = self._memory_of(profile), self._measured.get(profile.id, 0)
+        model = Model(
+            name=profile.id,
+            is_local=not profile.server.is_remote,
+            memory=memory if memory is None or profile.server.memory is not None else max(memory, measured),
+            group=schedule.group,
+            is_pinned=schedule.pinned,
+            is_warm=schedule.keep_warm,
+            restarts=schedule.restart == "always",
+            priority=schedule.priority,
+            concurrency=schedule.concurrency,
+            min_resident=schedule.min_resident,
+        )
+        self._known[profile.id] = (profile, model)
+        return model
+
+    def profile(self, name: str) -> Profile:
+        """Return the profile of a model that was wanted, as it was then or has become since."""
+        return self._known[name][0]
+
+    def memory(self, name: str) -> int | None:
+        """Return the bytes that the policy reckons with for a model that was ever wanted, None = unknown."""
+        known = self._known.get(name)
+        return known[1].memory if known is not None else None
+
+    def renew(self, profile: Profile) -> bool:
+        """Take a changed profile; return whether it was ever wanted."""
+        if self._known.pop(profile.id, None) is None:
+            return False
+        self.of(profile)
+        return True
+
+    def measure(self, server: Server) -> None:
+        """Learn what a server really takes, for the next time that room is made for it."""
+        found, name = server.memory(), server.profile.id
+        if found is not None and found > self._measured.get(name, 0):
+            self._measured[name] = found
+            profile, _ = self._known.pop(name)
+            self.of(profile)
