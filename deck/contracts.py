@@ -210,6 +210,11 @@ class Supervised(Protocol):
         """What it is about while it starts, None = it does not."""
         ...
 
+    @property
+    def has_slots_back(self) -> bool:
+        """Whether its slots hold what those of its last run held."""
+        ...
+
     def condemn(self, reason: str) -> None:
         """Give it up as hung: from now on it has failed for this reason; `stop` then ends its process."""
         ...

@@ -11,7 +11,7 @@ from typing import Any
 from deck.canon.request import ChatRequest, Request
 from deck.config import AffinitySettings, LaneSettings
 from deck.continuations import Continuation, Continuations
-from deck.contracts import Server
+from deck.contracts import Server, Supervised
 from deck.conversation import beginning_of, goes_on, results_at_end, session_of_body
 from deck.exchange import Exchange
 from deck.profile import Profile
@@ -39,6 +39,7 @@ class Router:
             name: Switches(serial=item.serial, static=item.static, tools=item.tools) for name, item in lanes.items()
         }
         self._affinity = affinity
+        self._books: dict[str, SlotBook] = {}
         self._continuations = Continuations(grace=affinity.grace, longest=affinity.longest)
 
     def route(self, exchange: Exchange, body: Mapping[str, Any], now: float) -> None:
@@ -110,7 +111,15 @@ class Router:
         slots = server.facts.slots or server.profile.server.parallel
         if slots < 2 or not self._gives_out(server.profile):
             return None
-        return SlotBook(slots, grace=self._affinity.grace, longest=self._affinity.longest)
+        profile = server.profile
+        book = self._books.pop(profile.id, None)
+        watched: object = server
+        has_slots_back = isinstance(watched, Supervised) and watched.has_slots_back
+        if book is None or not has_slots_back or not book.reopened(slots):
+            book = SlotBook(slots, grace=self._affinity.grace, longest=self._affinity.longest)
+        if profile.server.save_slots:
+            self._books[profile.id] = book
+        return book
 
     def _gives_out(self, profile: Profile) -> bool:
         """Tell whether Deck says which slot an exchange gets: nobody but Deck uses the server."""

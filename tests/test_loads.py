@@ -22,6 +22,8 @@ class Loading:
     doing: Doing | None = Doing(line="loading model '/home/me/models/x.gguf'", share=0.5, seconds=3.21)
     state = ServerState.LOADING
 
+    has_slots_back = False
+
     def condemn(self, reason: str) -> None:
         raise AssertionError(reason)
 

@@ -136,7 +136,7 @@ _FAULTS = {
     'id = "a"\n[server]\nurls = ["http://x"]\nargs = ["-x"]': "server: args: not with urls",
     'id = "a"\n[server]\nurls = ["http://x", "ftp://y"]': "server.urls: must be http://host:port",
     'id = "a"\n[server]\nurls = ["http://x", "http://x/"]': "server.urls: http://x stands there twice",
-    'id = "a"\n[server]\nurls = []': "server: exactly one of model, hf, url and urls is needed, not none",
+    'id = "a"\n[server]\nurls = []': "server: exactly one of model, hf, url, urls and command is needed, not none",
     'id = "a"\n[server]\nurls = ["http://x"]\nurl = "http://x"': "not url and urls",
     'id = "a"\n[server]\nurls = ["http://${NOPE}"]': "server.urls.0: the environment variable NOPE is not set",
     'id = "a"\n' + _LOCAL + 'health_interval = "1s"': "server: health_interval belongs to url",

@@ -72,6 +72,12 @@ class SlotBook:
         self._grace = grace
         self._longest = longest
 
+    def reopened(self, slots: int) -> bool:
+        """Begin another run of the server, whose slots hold what they held; false = it has not so many as before."""
+        for slot in self._slots:
+            slot.ticket = None
+        return len(self._slots) == slots
+
     def has_room(self, claim: Claim, token: str, now: float) -> bool:
         """Tell whether there is a slot for a conversation of this token."""
         return self._choose(claim, token, now) is not None
@@ -124,13 +130,18 @@ class SlotBook:
         if claim.conversation in self._lost and loose:
             return self._cheapest(claim, loose, mine)
         if loose:
-            # What is left of a title serves the next one; an agent may still come back, though late.
-            return min(loose, key=lambda slot: (slot.is_pinned or slot.head != claim.head, slot.used))
+            # What is left of a title serves the next one, unless little of it is alike; an agent may still come back.
+            return min(loose, key=lambda slot: (slot.is_pinned or not self._serves(slot, claim), slot.used))
         if mine:
             # Where conversations and side requests take turns, the one used longest ago is the next to come back:
             # whoever has lost its slot once loses it again, and the others keep theirs.
             return min(mine, key=lambda slot: (slot.hits, -slot.used))
         return self._taken_over(free, token, now)
+
+    @staticmethod
+    def _serves(slot: _Slot, claim: Claim) -> bool:
+        """Tell whether what a slot holds is worth more to a newcomer than to whoever was there."""
+        return slot.head == claim.head and claim.head_size >= slot.tail_size
 
     def _cheapest(self, claim: Claim, loose: list[_Slot], mine: list[_Slot]) -> _Slot:
         """Return where least is processed again.

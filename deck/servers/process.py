@@ -89,6 +89,7 @@ class Process:
         self._watch: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._began = 0.0
+        self._has_slots_back = False
         self._remedy: str | None = None
         self._condemned: str | None = None
         self._slots: SlotFiles | None = None
@@ -138,6 +139,11 @@ class Process:
         journal = self._journal
         line, share = doing(journal.recent, journal.begun) if journal is not None else ("", None)
         return Doing(line=line, share=share, seconds=time.monotonic() - self._began)
+
+    @property
+    def has_slots_back(self) -> bool:
+        """Whether its slots hold what those of its last run held."""
+        return self._has_slots_back
 
     def is_faulty(self) -> bool:
         """Tell whether it cannot start, as far as that is plain without running anything; `reason` then says why."""
@@ -409,9 +415,11 @@ class Process:
 
     async def _bring_slots(self, probe: Probe) -> None:
         """Give the slots what was saved of a server like this one."""
+        self._has_slots_back = False
         if self._slots is None or self._signature is None:
             return
         if tokens := await self._slots.restore(probe, f"{self._signature} {self._facts.build}"):
+            self._has_slots_back = True
             _log.info("model %s: %d tokens of its slots are restored", self.profile.id, tokens)
 
     async def _first_hook(self) -> None:

@@ -352,6 +352,8 @@ class Watched(Played):
     pid = None
     doing = None
 
+    has_slots_back = False
+
     def condemn(self, reason: str) -> None:
         self.crash_reason = reason
         self.state, self.reason = ServerState.FAILED, reason

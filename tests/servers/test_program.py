@@ -175,7 +175,7 @@ FAULTS = {
     'command = ["x"]': "needs {port} or {socket}",
     'command = ["x", "{port}", "{socket}"]': "needs {port} or {socket}",
     'command = ["x", "{port}", "{model}"]': "no other {word}",
-    'command = ["x", "{port}"]\nurl = "http://h"': "exactly one of model, hf, url and command",
+    'command = ["x", "{port}"]\nurl = "http://h"': "exactly one of model, hf, url, urls and command",
     'command = ["x", "{port}"]\nargs = ["-v"]': "args: for a llama-server only",
     'command = ["x", "{port}"]\nctx_size = 5': "ctx_size: for a llama-server only",
     'model = "x.gguf"': "llama-server serves no speech",
