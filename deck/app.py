@@ -297,7 +297,8 @@ class Deck:
             await asyncio.gather(self._watch, return_exceptions=True)
         self.endpoint.abort_all()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.endpoint.wait_idle(), 2)
+            async with asyncio.timeout(2):
+                await self.endpoint.wait_idle()
         await self._tender.aclose()
         await self.board.close()
         if isinstance(self._launcher, LocalLauncher):

@@ -329,7 +329,8 @@ class Remote:
         while True:
             pause = backend.next_look(time.monotonic(), self._jitter()) if not backend.is_fresh else 0.0
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(backend.wake.wait(), max(pause, _LEAST_PAUSE))
+                async with asyncio.timeout(max(pause, _LEAST_PAUSE)):
+                    await backend.wake.wait()
             backend.wake.clear()
             await asyncio.sleep(max(0.0, asked + _LEAST_PAUSE - time.monotonic()))  # many failures, few questions
             await backend.ask()

@@ -251,7 +251,8 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
     if not server.profile.server.is_remote and server.reason is None:
         # A process that died breaks its connections first and is reaped a moment later: wait for its reason.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.wait_ended(), _END_WAIT)
+            async with asyncio.timeout(_END_WAIT):
+                await server.wait_ended()
         if server.state in (ServerState.DRAINING, ServerState.STOPPED):
             message = f"the {who} of {name!r} was stopped before the answer ended"
             return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=2)

@@ -21,6 +21,7 @@ import pytest
 from app_support import app, error_of
 from e2e.live import ROOT, children, is_alive, until
 from engine_support import MODEL, needs_engine
+from faults.support import local
 from probe_support import able, only, profile_at, whole
 from rich.console import Console
 
@@ -281,9 +282,10 @@ class TestTiny:
         assert not (tmp_path / "state" / "tokens.json").exists()
 
     def test_an_interrupt_ends_the_model_too(self, tmp_path: Path) -> None:
-        with subprocess.Popen(
-            self.command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        ) as process:
+        command = self.command(tmp_path)
+        loading = local(tmp_path / "fake", "t", "--fake-unhealthy", "1000000")
+        (tmp_path / "profiles" / "t.toml").write_text(loading, encoding="utf-8")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
             found = until(lambda: children(process.pid), what="the model's process")
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
