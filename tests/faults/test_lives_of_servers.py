@@ -146,11 +146,11 @@ async def test_one_that_is_kept_warm_comes_back_when_the_other_has_gone(tmp_path
 @unhurried
 async def test_one_that_has_grown_is_recycled_between_two_answers(tmp_path: Path) -> None:
     """No answer is cut by it."""
-    text = f'id = "tiny"\n[server]\nmodel = "{MODEL}"\nctx_size = 16384\nparallel = 2\nmax_rss = "1MiB"\n'
+    text = f'id = "tiny"\n[server]\nmodel = "{MODEL}"\nctx_size = 65536\nparallel = 2\nmax_rss = "1MiB"\n'
     text += 'hang_timeout = "1s"\n'  # so that it is looked at often
     with live_deck(tmp_path, profiles={"tiny": text}) as deck:
         async with client_of(deck) as client:
-            async with reading(client, "tiny", max_tokens=5000, ignore_eos=True) as reader:
+            async with reading(client, "tiny", max_tokens=20000, ignore_eos=True) as reader:
                 await reader.until(lambda data: data.count(b"data: ") > 3)
                 [first] = children(deck.process.pid)
                 await until(lambda: "stops when it is free" in deck.logged())
