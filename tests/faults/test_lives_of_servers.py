@@ -150,7 +150,7 @@ async def test_one_that_has_grown_is_recycled_between_two_answers(tmp_path: Path
     text += 'hang_timeout = "1s"\n'  # so that it is looked at often
     with live_deck(tmp_path, profiles={"tiny": text}) as deck:
         async with client_of(deck) as client:
-            async with reading(client, "tiny", max_tokens=20000, ignore_eos=True) as reader:
+            async with reading(client, "tiny", max_tokens=7500, ignore_eos=True) as reader:
                 await reader.until(lambda data: data.count(b"data: ") > 3)
                 [first] = children(deck.process.pid)
                 await until(lambda: "stops when it is free" in deck.logged())
