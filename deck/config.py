@@ -86,6 +86,9 @@ class AffinitySettings(Table):
     slots: StrictBool = Field(default=True, description="Deck chooses the slot; off = llama-server does")
     grace: Seconds = Field(default=60.0, gt=0, description="time between two requests for which a slot is kept")
     longest: Seconds = Field(default=1800.0, gt=0, description="time for which one conversation may keep a slot")
+    patience: Seconds = Field(
+        default=3.0, description="longest wait for a slot that is free and kept for another token"
+    )
 
 
 class Config(Table):

@@ -39,6 +39,7 @@ _SESSIONS = (
 _AGENT = b"x-claude-code-agent-id"
 SESSION_HEADERS = frozenset(_SESSIONS)
 _CACHE_KEYS = ("prompt_cache_key", "promptCacheKey")
+# A user is no session; Claude Code writes both into one.
 _METADATA = ("session_id", "sessionId", "user_id")
 _MOST_HINT = 4096
 _MOST_TEXT = 64 * 1024
@@ -79,7 +80,7 @@ def session_of_body(body: Mapping[str, Any]) -> str:
     metadata = body.get("metadata")
     if type(metadata) is dict:
         for name in _METADATA:
-            if type(found := metadata.get(name)) is str and found:
+            if type(found := metadata.get(name)) is str and found and (name != "user_id" or "session" in found):
                 return found[:_MOST_HINT]
     return ""
 

@@ -85,10 +85,12 @@ class Flights:
         if flight is None:
             flight = self._flights[key] = _Flight(exchange, self._run, self._clock)
             flight.task.add_done_callback(partial(self._landed, key))
-        error = await self._awaited(key, flight)
         own = flight.exchange
-        exchange.server, exchange.shaped = own.server, own.shaped
-        exchange.granted = max(own.granted, exchange.began) if own.granted is not None else None
+        try:
+            error = await self._awaited(key, flight)
+        finally:
+            exchange.server, exchange.shaped = own.server, own.shaped
+            exchange.granted = max(own.granted, exchange.began) if own.granted is not None else None
         if error is None:
             _hand_on(flight, exchange, take)
         elif not is_first and own.granted is not None and error.kind.status >= _LEAST_FAULT:

@@ -116,7 +116,8 @@ class Router:
         watched: object = server
         has_slots_back = isinstance(watched, Supervised) and watched.has_slots_back
         if book is None or not has_slots_back or not book.reopened(slots):
-            book = SlotBook(slots, grace=self._affinity.grace, longest=self._affinity.longest)
+            affinity = self._affinity
+            book = SlotBook(slots, grace=affinity.grace, longest=affinity.longest, patience=affinity.patience)
         if profile.server.save_slots:
             self._books[profile.id] = book
         return book

@@ -65,6 +65,7 @@ class Shaper:
         request = call_plugin(family.name, family.adapt, request, facts, report)
         check_measured(request, facts)
         _check_biases(request, facts, exchange.parsed.paths)
+        _check_end(request, exchange.parsed.paths)
         note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
         body = encode(request, context=facts.context or profile.server.ctx_size)
         if answer_tool:
@@ -81,6 +82,7 @@ class Shaper:
         request = self._step(request, profile, report)
         note_schemas(request, report)
         _check_biases(request, facts, exchange.parsed.paths)
+        _check_end(request, exchange.parsed.paths)
         note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
         body = encode_text(request, context=facts.context or profile.server.ctx_size)
         return Shaped(request, None, "a raw prompt has no template", TEXT, body | _asked(exchange.parsed.needs))
@@ -190,6 +192,13 @@ def check_measured(request: ChatRequest, facts: Facts) -> None:
     for kind, modality, word in ((Image, "vision", "images"), (Audio, "audio", "audio")):
         if facts.modalities.get(modality) is False and (origin := has_kind(request, kind)) is not None:
             raise _unreadable(origin, kind, f"this model takes no {word}")
+
+
+def _check_end(request: Request, paths: Mapping[str, str]) -> None:
+    """Refuse an answer that may not end and must have a form: llama-server fails in the middle of it."""
+    if request.output is not None and request.sampling.get("ignore_eos"):
+        path = paths.get("ignore_eos", "ignore_eos")
+        raise invalid(f"{path}: an answer that keeps to {request.output.path} must end; leave one of them out", path)
 
 
 def _check_biases(request: Request, facts: Facts, paths: Mapping[str, str]) -> None:

@@ -318,9 +318,14 @@ class Policy:
             tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
             pins = (time for item in self._residents.values() if item.book is not None for time in item.book.ends(now))
             turns = (item.since + item.claim.alone for item in self._queue if item.claim is not None)
-            times += [time for time in (*stays, *tries, *pins, *turns) if time > now]
+            shares = (item.since + self._patience_of(item) for item in self._queue if item.claim is not None)
+            times += [time for time in (*stays, *tries, *pins, *turns, *shares) if time > now]
         held = (self._faults[name].until for name in self._standing if name in self._faults)
         return min((*times, *(time for time in held if time > now)), default=None)
+
+    def _patience_of(self, ticket: Ticket) -> float:
+        resident = self._residents.get(ticket.profile)
+        return resident.book.patience if resident is not None and resident.book is not None else 0.0
 
     def _is_proven(self, profile: str, now: float) -> bool:
         resident = self._residents.get(profile)
@@ -423,7 +428,7 @@ class Policy:
     def _grant(self, resident: Resident, ticket: Ticket, now: float) -> Grant:
         resident.granted[ticket.id] = (ticket, now)
         if resident.book is not None and ticket.claim is not None:
-            resident.book.enter(ticket.id, ticket.claim, ticket.token, now)
+            resident.book.enter(ticket.id, ticket.claim, ticket.token, now, ticket.since)
         resident.used = now
         if self._token_limit is not None:
             self._per_token[ticket.token] = self._per_token.get(ticket.token, 0) + 1

@@ -60,7 +60,7 @@ class Resident:
             return True
         if now < ticket.since + claim.alone and not self.is_alone(ticket):
             return False
-        return self.book is None or self.book.has_room(claim, ticket.token, now)
+        return self.book is None or self.book.has_room(claim, ticket.token, now, ticket.since)
 
     def is_alone(self, ticket: Ticket) -> bool:
         """Tell whether no other exchange of the ticket's conversation runs."""

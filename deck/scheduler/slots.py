@@ -7,6 +7,7 @@ one token takes that of another only while it has less than its share.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,11 +65,13 @@ class SlotBook:
         slots: how many there are.
         grace: seconds for which a slot is kept for its conversation between two exchanges.
         longest: seconds for which a conversation may keep a slot in all.
+        patience: seconds for which a token waits for its share while a slot is free that another keeps.
     """
 
-    def __init__(self, slots: int, *, grace: float, longest: float) -> None:
+    def __init__(self, slots: int, *, grace: float, longest: float, patience: float = math.inf) -> None:
         self._slots = [_Slot(number) for number in range(slots)]
         self._lost: OrderedDict[bytes, None] = OrderedDict()
+        self.patience = patience
         self._grace = grace
         self._longest = longest
 
@@ -78,13 +81,13 @@ class SlotBook:
             slot.ticket = None
         return len(self._slots) == slots
 
-    def has_room(self, claim: Claim, token: str, now: float) -> bool:
-        """Tell whether there is a slot for a conversation of this token."""
-        return self._choose(claim, token, now) is not None
+    def has_room(self, claim: Claim, token: str, now: float, since: float = math.inf) -> bool:
+        """Tell whether there is a slot for a conversation of this token, which has waited since then."""
+        return self._choose(claim, token, now, since) is not None
 
-    def enter(self, ticket: int, claim: Claim, token: str, now: float) -> int:
+    def enter(self, ticket: int, claim: Claim, token: str, now: float, since: float = math.inf) -> int:
         """Put a ticket into the slot that suits it, and return its number; only if there is room."""
-        slot = self._choose(claim, token, now)
+        slot = self._choose(claim, token, now, since)
         assert slot is not None
         if slot.conversation == claim.conversation:
             slot.hits += 1
@@ -120,7 +123,7 @@ class SlotBook:
                 self._lost.popitem(last=False)
         slot.hits, slot.is_pinned = 0, False
 
-    def _choose(self, claim: Claim, token: str, now: float) -> _Slot | None:
+    def _choose(self, claim: Claim, token: str, now: float, since: float) -> _Slot | None:
         free = [slot for slot in self._slots if slot.ticket is None]
         own = next((slot for slot in free if slot.conversation == claim.conversation), None)
         if own is not None:
@@ -136,6 +139,8 @@ class SlotBook:
             # Where conversations and side requests take turns, the one used longest ago is the next to come back:
             # whoever has lost its slot once loses it again, and the others keep theirs.
             return min(mine, key=lambda slot: (slot.hits, -slot.used))
+        if free and now >= since + self.patience:
+            return min(free, key=lambda slot: (slot.hits, slot.used))
         return self._taken_over(free, token, now)
 
     @staticmethod

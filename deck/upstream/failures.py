@@ -57,7 +57,9 @@ _WORDS: tuple[tuple[re.Pattern[str], _Verdict], ...] = tuple(
         (r"unsupported|(?:image|audio|video) input is not supported", _CLIENT),
         (r"cannot pass both|roles must alternate|prefill is incompatible", _CLIENT),
         (r"json[_ ]schema|json\.exception\.(?:type_error|out_of_range)", _CLIENT),
-        (r"is too large to process", _CLIENT),
+        (r"is too large to process", _OVERFLOW),
+        # An answer that may not end cannot keep to a form.
+        (r"empty grammar stack", _MODEL),
     )
 )
 _TYPES: Mapping[str, _Verdict] = {

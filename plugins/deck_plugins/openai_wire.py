@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deck.api import DeckError, ErrorKind, Usage
+from deck.api import DeckError, ErrorKind, Report, Usage, invalid, is_json_object, json, wrong_type
 
 # Types and codes by kind: the OpenAI API's error reference.
 _ERRORS: dict[ErrorKind, tuple[str, str | None]] = {
@@ -28,6 +28,36 @@ _ERRORS: dict[ErrorKind, tuple[str, str | None]] = {
     ErrorKind.UPSTREAM_TIMEOUT: ("server_error", "timeout"),
 }
 _BROKEN = ("server_error", "server_error")
+
+
+_NO_ARGUMENTS = ("", "null")
+
+
+def read_arguments(value: Any, where: str, report: Report) -> str:
+    """Return the arguments of a call in a client's history as the JSON object that templates read.
+
+    Text that is no JSON is what a token limit, or a model's mistake, left of a call that Deck itself handed out: it is
+    kept, as an object's one member `unparsed`.
+
+    Raises:
+        DeckError: they are of another type, or JSON that is no object.
+    """
+    if isinstance(value, dict):
+        report.changed(where, "an object is written as a string of JSON", shown=f"{where}:object>string")
+        return json.dumps(value).decode()
+    if not isinstance(value, str):
+        raise wrong_type(where, "a string of JSON", value)
+    if value.strip() in _NO_ARGUMENTS:
+        return "{}"
+    if is_json_object(value):
+        return value
+    try:
+        json.loads(value.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        report.changed(where, "is no JSON, which templates need", shown=f"{where}>{where}.unparsed")
+        return json.dumps({"unparsed": value}).decode()
+    message = f"{where}: not a JSON object; templates that read arguments would fail on it"
+    raise invalid(message, where, "unsupported_value")
 
 
 def render_error(error: DeckError) -> dict[str, Any]:

@@ -131,8 +131,10 @@ class Play:
     def of_model(self, policy: Policy, name: str, what: str, rest: list[str]) -> list[Command]:
         match what, rest:
             case "ready", [slots, *more]:
-                pool = dict(word.split("=") for word in more if "=" in word).get("pool")
-                book = SlotBook(int(slots), grace=60.0, longest=1800.0) if "book" in more else None
+                members = dict(word.split("=") for word in more if "=" in word)
+                pool, patience = members.get("pool"), float(members.get("patience", "inf"))
+                kept = SlotBook(int(slots), grace=60.0, longest=1800.0, patience=patience)
+                book = kept if "book" in more else None
                 return policy.started(name, int(slots), self.now, pool=int(pool) if pool else None, book=book)
             case "fails", _:
                 is_lasting = rest in (["unrun"], ["lasting"])

@@ -116,6 +116,7 @@ MESSAGE = Table(
         Field.annotation("cot_id", _BOOKKEEPING),
         Field.annotation("cot_summary", _BOOKKEEPING),
         Field.annotation("id", _BOOKKEEPING),
+        Field.annotation("parsed", "content has the same"),
     ),
 )
 

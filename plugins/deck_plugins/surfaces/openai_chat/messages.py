@@ -19,15 +19,14 @@ from deck.api import (
     digest9,
     image_of_url,
     invalid,
-    is_json_object,
     json,
     tool_id_of_client,
     wrong_type,
 )
+from deck_plugins.openai_wire import read_arguments
 
 from .fields import AUDIO, CALL, CALL_FUNCTION, IMAGE, MESSAGE, PARTS
 
-_NO_ARGUMENTS = ("", "null")
 _SPEAKERS = frozenset({"system", "developer", "user", "assistant"})
 
 
@@ -155,22 +154,7 @@ class _Turn:
             raise invalid(f"{path}.name is required", f"{path}.name", "missing_required_parameter")
         arguments = function.get("arguments", "")
         where = f"{path}.arguments"
-        if isinstance(arguments, dict):
-            self.reader.report.changed(
-                where, "an object is written as a string of JSON", shown=f"{where}:object>string"
-            )
-            return function.get("name"), json.dumps(arguments).decode()
-        if not isinstance(arguments, str):
-            raise wrong_type(where, "a string of JSON", arguments)
-        if arguments.strip() in _NO_ARGUMENTS:
-            return function.get("name"), "{}"
-        if not is_json_object(arguments):
-            raise invalid(
-                f"{where}: not a JSON object; templates that read arguments would fail on it",
-                where,
-                "unsupported_value",
-            )
-        return function.get("name"), arguments
+        return function.get("name"), read_arguments(arguments, where, self.reader.report)
 
     def _function_name(self) -> str:
         if "name" not in self.values:

@@ -17,11 +17,11 @@ from deck.api import (
     Treatment,
     Values,
     invalid,
-    is_json_object,
     json,
     tool_id_of_client,
     wrong_type,
 )
+from deck_plugins.openai_wire import read_arguments
 
 from .contents import Contents, read_thoughts
 from .item_fields import (
@@ -38,7 +38,6 @@ from .item_fields import (
 from .names import upstream_name
 from .tools import ARGUMENT
 
-_NO_ARGUMENTS = ("", "null")
 # Templates put the parts of a turn in this order, whatever the order of its items.
 _ORDER: tuple[type[Part], ...] = (Reasoning, Text, ToolCall)
 
@@ -172,18 +171,7 @@ class _Items:
 
     def _call(self, item: dict[str, Any], path: str) -> None:
         values = self._reader.read(CALL, item, path)
-        arguments, where = values.get("arguments", ""), f"{path}.arguments"
-        if isinstance(arguments, dict):
-            shown = f"{where}:object>string"
-            self._reader.report.changed(where, "an object is written as a string of JSON", shown=shown)
-            arguments = json.dumps(arguments).decode()
-        if not isinstance(arguments, str):
-            raise wrong_type(where, "a string of JSON", arguments)
-        if arguments.strip() in _NO_ARGUMENTS:
-            arguments = "{}"
-        elif not is_json_object(arguments):
-            message = f"{where}: not a JSON object; templates that read arguments would fail on it"
-            raise invalid(message, where, "unsupported_value")
+        arguments = read_arguments(values.get("arguments", ""), f"{path}.arguments", self._reader.report)
         self._say((self._tool_call(values, path, arguments),), path)
 
     def _custom_call(self, item: dict[str, Any], path: str) -> None:
