@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from deck import correction, json, query
@@ -65,7 +66,8 @@ class Endpoint:
     def owed(self, server: Server) -> dict[str, int]:
         """Return the exchanges that wait for something of a server, by id, with how much has come of each."""
         running = (serving.exchange for serving in self._running)
-        return {item.id: item.heard for item in running if item.is_owed and item.server is server}
+        every = chain(running, self._pipeline.flights.exchanges())
+        return {item.id: item.heard for item in every if item.is_owed and item.server is server}
 
     def abort_all(self) -> None:
         """End every exchange with its wire's own error: Deck stops and the time for draining is over."""

@@ -118,7 +118,7 @@ def overflow(overrun: Overrun, *, of: str = "messages", said: str = "") -> DeckE
 
 _OF_THE_HOST = (ErrorKind.INTERNAL, ErrorKind.UPSTREAM, ErrorKind.UNAVAILABLE, ErrorKind.UPSTREAM_TIMEOUT)
 # Absolute paths of two steps at least; the routes of the API are none.
-_PATH = re.compile(r"(?<![\w/:.])/(?!v1/)(?:[\w.@+~-]+/)+([\w.@+~-]+)")
+_PATH = re.compile(r"(?:(?<![\w/:.])|(?<=unix://))/(?!v1/)(?:[\w.@+~-]+/)+([\w.@+~-]+)")
 
 
 def hide_paths(text: str) -> str:

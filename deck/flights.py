@@ -7,7 +7,7 @@ more. Each exchange folds the events for itself, so that its answer and its ids 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -69,6 +69,10 @@ class Flights:
     def guests(self) -> int:
         """How many exchanges wait for one of them."""
         return sum(flight.guests for flight in self._flights.values())
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Yield the generations' own exchanges."""
+        return (flight.exchange for flight in self._flights.values())
 
     async def run(self, exchange: Exchange, take: Taker) -> None:
         """Run an exchange, or wait for one that is like it; then hand on all events.

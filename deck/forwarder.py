@@ -121,7 +121,11 @@ class Forwarder:
             kind, pieces = self._sent(exchange, order, server)
 
             async def send(to: Server, use: Use | None = None) -> None:
-                response = await self._client.forward(to, order.operation.route, kind, pieces)
+                exchange.is_owed = not profile.is_foreign
+                try:
+                    response = await self._client.forward(to, order.operation.route, kind, pieces)
+                finally:
+                    exchange.is_owed = False
                 if use is not None:
                     use.begun()
                 try:

@@ -216,14 +216,19 @@ class _Forwarding(Serving):
 
     async def _next(self, response: RawResponse) -> bytes:
         """Return what came since the last call, b"" at the orderly end."""
-        server = self.exchange.server
+        exchange = self.exchange
+        server, profile = exchange.server, exchange.profile
         assert server is not None
+        exchange.is_owed = profile is not None and not profile.is_foreign
         try:
             chunk = await response.next_chunk()
+            exchange.heard += 1
         except httpx.HTTPError as exc:
             error = await self.forwarder.broken(server, exc)
             # Where no byte came, another server may be asked.
-            raise error from (exc if self.exchange.first_token is None else MidAnswer())
+            raise error from (exc if exchange.first_token is None else MidAnswer())
+        finally:
+            exchange.is_owed = False
         if self.exchange.first_token is None:
             self.exchange.first_token = time.monotonic()
         return chunk

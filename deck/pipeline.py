@@ -355,7 +355,11 @@ class Pipeline:
     async def _counted(self, exchange: Exchange, server: Server) -> int:
         shaped = self._shaper.shape(exchange, server.facts)
         if not isinstance(server, Remote):
-            return await self._count_on(server, shaped)
+            exchange.server, exchange.is_owed = server, True
+            try:
+                return await self._count_on(server, shaped)
+            finally:
+                exchange.is_owed = False
         found = 0
 
         async def count(use: Use) -> None:

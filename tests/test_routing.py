@@ -99,7 +99,9 @@ def test_headers_name_a_session(headers: dict[str, str], session: str) -> None:
     [
         ({"prompt_cache_key": "k"}, "k"),
         ({"promptCacheKey": "k"}, "k"),
-        ({"prompt_cache_key": None, "metadata": {"user_id": "u"}}, "u"),
+        ({"prompt_cache_key": None, "metadata": {"user_id": "u_session_1"}}, "u_session_1"),
+        ({"metadata": {"user_id": "a user is no session"}}, "a user is no session"),
+        ({"metadata": {"user_id": "anna"}}, ""),
         ({"metadata": {"sessionId": "q", "user_id": "u"}}, "q"),
         ({"metadata": {"user_id": 7}}, ""),
         ({"metadata": "x"}, ""),

@@ -371,7 +371,8 @@ class Board:
             return
         _log.error("model %s ended by itself: %s", name, server.reason)
         self._on_gone(server)
-        fault = DeckError(ErrorKind.UNAVAILABLE, server.reason or f"the llama-server of {name!r} ended by itself")
+        why = f": {server.reason}" if server.reason else ""
+        fault = DeckError(ErrorKind.UNAVAILABLE, f"the {server.profile.backend} of {name!r} ended by itself{why}")
         self._execute(self._policy.crashed(name, fault, asyncio.get_running_loop().time()))
 
     async def _stop(self, name: str) -> None:

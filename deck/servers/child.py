@@ -72,6 +72,7 @@ def _leave_guard(parent: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # or the program's output would not end with the program
         os.dup2(nowhere, stream)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # uvloop's children inherit more copies of it
     _wait_for_end(parent)
     os.killpg(0, signal.SIGKILL)
 

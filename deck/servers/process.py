@@ -89,7 +89,7 @@ class Process:
         self._watch: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._began = 0.0
-        self._has_slots_back = False
+        self._has_slots_back = self._has_served = False
         self._remedy: str | None = None
         self._condemned: str | None = None
         self._slots: SlotFiles | None = None
@@ -305,15 +305,15 @@ class Process:
             journal.close()
             if self._place is not None:
                 self._place.release()
+        self._has_served = self._condemned is not None or self._state is ServerState.READY
         if self._condemned is not None:
             self._reason = self._told(self._condemned)
             self._hook("on_crash")
         elif self._state is not ServerState.DRAINING:
-            has_served = self._state is ServerState.READY
             self._state = ServerState.FAILED
-            self._remedy = None if has_served else lasting(code, journal.recent)
+            self._remedy = None if self._has_served else lasting(code, journal.recent)
             self._reason = self._told(_exit_text(code), self._remedy)
-            if has_served:
+            if self._has_served:
                 self._hook("on_crash")
         self._ended.set()
 

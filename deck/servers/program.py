@@ -51,6 +51,10 @@ class Program(Process):
             for item in self.profile.server.command[1:]
         ]
 
+    def _told(self, what: str, remedy: str | None = None) -> str:
+        # What other programs print may be what clients sent; those who ask next are told nothing of it.
+        return f"{what}; see `deck logs {self.profile.id}`" if self._has_served else super()._told(what, remedy)
+
     def _environment(self) -> dict[str, str]:
         env = super()._environment()
         env.pop("PYTHONPATH", None)  # Deck's own place is no business of other programs

@@ -284,7 +284,9 @@ class Remote:
     def _choose(self, affinity: str | None, tried: Sequence[Backend]) -> Backend | None:
         now = time.monotonic()
         left = [item for item in self._backends if item not in tried]
-        able = [item for item in left if item.accepts(now)] or [item for item in left if item.may_accept(now)]
+        # One that has failed is tried by clients only where there is no other; Deck's own question decides as well.
+        able = [item for item in left if item.condition(now) is ReplicaState.UP and item.accepts(now)]
+        able = able or [item for item in left if item.accepts(now)] or [item for item in left if item.may_accept(now)]
         if not able:
             return None
         self._turn += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -95,10 +96,18 @@ def test_arguments_as_an_object_become_a_string() -> None:
     assert got[1]["tool_calls"][0]["function"]["arguments"] == '{"path":"a"}'
 
 
-@pytest.mark.parametrize("arguments", ['{"path":', "[1]", "text"])
-def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    error = refusal(body(messages=[user(), assistant(tool_calls=[call(arguments=arguments)]), result()]))
+def test_arguments_that_are_no_object_are_refused() -> None:
+    error = refusal(body(messages=[user(), assistant(tool_calls=[call(arguments="[1]")]), result()]))
     assert error.param == "messages[1].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("arguments", ['{"path":', "text", '{"path": "\ud800'])
+def test_what_a_limit_left_of_a_call_is_kept(arguments: str) -> None:
+    """A stream hands it out as it stands, so that it comes back so."""
+    got = sent(user(), assistant(tool_calls=[call(arguments=arguments)]), result())
+    kept = json.loads(got[1]["tool_calls"][0]["function"]["arguments"])
+    assert list(kept) == ["unparsed"]
+    assert kept["unparsed"][:6] == arguments[:6]
 
 
 @pytest.mark.parametrize("identity", ["call_abc123def", "toolu_01AbCdEfGhIjKl", "weird id", "call_x"])
