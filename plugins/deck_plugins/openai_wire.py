@@ -55,7 +55,7 @@ def read_arguments(value: Any, where: str, report: Report) -> str:
         json.loads(value.encode("utf-8", "surrogatepass"))
     except ValueError:
         report.changed(where, "is no JSON, which templates need", shown=f"{where}>{where}.unparsed")
-        return json.dumps({"unparsed": value}).decode()
+        return json.dumps({"unparsed": value.encode("utf-8", "replace").decode()}).decode()
     message = f"{where}: not a JSON object; templates that read arguments would fail on it"
     raise invalid(message, where, "unsupported_value")
 
