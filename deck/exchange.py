@@ -31,7 +31,7 @@ class Exchange:
     `size` is the bytes of its body, `session` what the client said of it, `claim` the conversation it belongs to where
     that matters, `record` the calls whose results it brings. `left` is a lane that was tried and given up for `lane`;
     `is_guest` = its answer was made for another exchange. `heard` counts what came of its answer; `is_owed` tells that
-    its server, not its client, is waited for.
+    its server, not its client, is waited for. `catalog` is the models that there were when it was prepared.
     """
 
     id: str
@@ -49,6 +49,7 @@ class Exchange:
     operation: Literal["generate", "count"] = "generate"
     headers: Mapping[str, str] = field(default_factory=dict)
     shaped: Shaped | None = None
+    catalog: object = None
     heard: int = 0
     is_owed: bool = False
     session: str = ""

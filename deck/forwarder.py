@@ -115,6 +115,7 @@ class Forwarder:
         assert profile is not None
         if order.operation.surface is not None:
             await self._pipeline.complete(exchange)  # a backend is never given a URL to follow
+        profile = self._pipeline.current(profile)
         credit = self._credit(profile, order.asked)
         async with self._pipeline.board.admit(profile, exchange.principal.name, credit=credit) as server:
             exchange.granted, exchange.server = self._pipeline.now(), server

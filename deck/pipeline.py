@@ -114,6 +114,17 @@ class Pipeline:
         """Say whether the configuration, the token or the profile lets mere hints go."""
         return self._lenient or _LENIENT in (exchange.principal.compatibility, profile.compatibility)
 
+    def current(self, profile: Profile) -> Profile:
+        """Return a model's profile as it is now in force, though the exchange was prepared under an older one.
+
+        Raises:
+            DeckError: it was removed.
+        """
+        match = self.catalog.resolve(profile.id)
+        if match is None or match.profile.id != profile.id:
+            raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"the model {profile.id!r} was removed", param="model")
+        return match.profile
+
     def _options(self, exchange: Exchange, profile: Profile | None) -> ParseOptions:
         lenient = self._lenient or _LENIENT in (exchange.principal.compatibility, profile and profile.compatibility)
         kind = (profile.id if profile else "", lenient, exchange.operation)
@@ -187,26 +198,35 @@ class Pipeline:
             fit = self._fitter.guess(exchange)
         elif (fit := self._fitter.measure(exchange, loaded)).is_open:
             await self._fitter.count(exchange, loaded, fit)
-        ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim)
-        try:
-            exchange.granted, exchange.server = self._clock(), server
-            if fit.facts is not server.facts:
-                fit = await self._fitter.fit_granted(exchange, server, fit)
-                self.board.settle(ticket, fit.credit)
-            exchange.shaped = shaped = fit.shaped
-            assert shaped is not None
-            payload = fit.payload
-            if claim is not None:
-                payload = self._placed(exchange, ticket, claim, payload)
-            exchange.is_owed = True
-            if isinstance(server, Remote):
-                affinity = affinity_of(exchange) if server.has_choice else None
-                await server.use(affinity, lambda use: self._send(exchange, use.server, shaped, payload, take, use))
-            else:
-                await self._send(exchange, server, shaped, payload, take)
-        finally:
-            exchange.is_owed = False
-            self.board.release(ticket, server)
+        if exchange.catalog is not self.catalog:
+            profile = self.current(profile)
+        while True:
+            ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim)
+            try:
+                exchange.granted, exchange.server = self._clock(), server
+                if fit.facts is not server.facts:
+                    fit = await self._fitter.fit_granted(exchange, server, fit)
+                    if not self.board.settle(ticket, fit.credit):
+                        continue  # it takes more than it was granted, and waits for that
+                exchange.shaped = shaped = fit.shaped
+                assert shaped is not None
+                payload = fit.payload
+                if claim is not None:
+                    payload = self._placed(exchange, ticket, claim, payload)
+                await self._send_on(exchange, server, shaped, payload, take)
+                return
+            finally:
+                exchange.is_owed = False
+                self.board.release(ticket, server)
+
+    async def _send_on(self, exchange: Exchange, server: Server, shaped: Shaped, payload: bytes, take: Taker) -> None:
+        """Send a request to a server, or to one of several."""
+        exchange.is_owed = True
+        if isinstance(server, Remote):
+            affinity = affinity_of(exchange) if server.has_choice else None
+            await server.use(affinity, lambda use: self._send(exchange, use.server, shaped, payload, take, use))
+        else:
+            await self._send(exchange, server, shaped, payload, take)
 
     def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, payload: bytes) -> bytes:
         """Return a body with the slot it is to run in, if Deck chooses it; note a turn that did not come in time."""
@@ -342,7 +362,7 @@ class Pipeline:
             exchange.granted = self._clock()
             return await self._counted(exchange, server), False
         if exchange.profile.server.load_to_count:
-            async with self.board.admit(exchange.profile, exchange.principal.name) as server:
+            async with self.board.admit(self.current(exchange.profile), exchange.principal.name) as server:
                 exchange.granted, exchange.server = self._clock(), server
                 return await self._counted(exchange, server), False
         shaped = self._shaper.shape(exchange, Facts())

@@ -171,7 +171,7 @@ class Board:
         if self._closing:
             raise DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         server = self._servers.get(profile.id)
-        if server is None or server.state in _DOWN:
+        if (server is None or server.state in _DOWN) and not self._policy.is_resident(profile.id):
             self._refuse_faulty(profile)
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -246,9 +246,12 @@ class Board:
         self._on_gone(server)
         await server.stop(grace=self._grace)
 
-    def settle(self, ticket: Ticket, credit: int) -> None:
-        """Lower the credit of one that was granted to what it is now known to take at most."""
+    def settle(self, ticket: Ticket, credit: int) -> bool:
+        """Set the credit of one that was granted to what it is now known to take at most; false = that is too much."""
+        if not self._policy.fits(ticket, credit):
+            return False
         self._execute(self._policy.settle(ticket, credit, asyncio.get_running_loop().time()))
+        return True
 
     def preload(self, profile: Profile) -> None:
         """Start a profile's server now, if there is room without stopping another."""
@@ -273,18 +276,12 @@ class Board:
         """Refuse who waits for a profile that is gone, and stop its server when it is free."""
         error = DeckError(ErrorKind.MODEL_NOT_FOUND, f"the model {profile!r} was removed", param="model")
         self._execute(self._policy.remove(profile, error, asyncio.get_running_loop().time()))
+        self._models.forget(profile)
 
     async def unload_now(self, profile: str) -> None:
         """Stop a server at once; whoever uses it is told that it was stopped."""
-        self.unload(profile)
-        if self.is_stopping(profile):
-            await self.wait_stopped(profile)
-            return
-        server = self._servers.get(profile)
-        if server is not None and server.state is ServerState.READY:
-            self._on_gone(server)
-            await server.stop(grace=self._grace)
-            self._execute(self._policy.stopped(profile, asyncio.get_running_loop().time()))
+        self._execute(self._policy.unload_now(profile, asyncio.get_running_loop().time()))
+        await self.wait_stopped(profile)
 
     def is_stopping(self, profile: str) -> bool:
         """Tell whether a server is being stopped because nobody uses it."""
@@ -310,9 +307,10 @@ class Board:
                     if future is not None and not future.done():
                         future.set_exception(error)
                 case Start(profile=profile):
-                    self._spawn(self._start(profile))
+                    if not self._closing:
+                        self._spawn(self._start(profile))
                 case Stop(profile=profile):
-                    self._spawn(self._stop(profile), stops=profile)
+                    self._spawn(self._stop(profile, self._servers[profile]), stops=profile)
                 case _:
                     assert_never(command)
 
@@ -375,12 +373,14 @@ class Board:
         fault = DeckError(ErrorKind.UNAVAILABLE, f"the {server.profile.backend} of {name!r} ended by itself{why}")
         self._execute(self._policy.crashed(name, fault, asyncio.get_running_loop().time()))
 
-    async def _stop(self, name: str) -> None:
-        server = self._servers[name]
+    async def _stop(self, name: str, server: Server) -> None:
         self._on_gone(server)
-        self._models.measure(server)
-        await server.stop(grace=self._grace)
-        _log.info("model %s is stopped", name)
+        try:
+            self._models.measure(server)
+            await server.stop(grace=self._grace)
+            _log.info("model %s is stopped", name)
+        except Exception:
+            _log.exception("model %s could not be stopped in order", name)
         self._execute(self._policy.stopped(name, asyncio.get_running_loop().time()))
 
     def _watch_idle(self, profile: Profile) -> None:
@@ -432,12 +432,18 @@ class Board:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
+        now = asyncio.get_running_loop().time()
+        for item in self._policy.waiting(now):
+            self._policy.leave(item.ticket, now)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for server in self._servers.values():
             self._on_gone(server)
-        await asyncio.gather(*(server.stop(grace=self._grace) for server in self._servers.values()))
+        stops = (server.stop(grace=self._grace) for server in self._servers.values())
+        for failure in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(failure, Exception):
+                _log.error("a server could not be stopped in order", exc_info=failure)
 
 
 class Admission:

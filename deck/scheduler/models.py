@@ -20,12 +20,17 @@ class Models:
         self._memory_of = memory_of
         self._known: dict[str, tuple[Profile, Model]] = {}
         self._measured: dict[str, int] = {}
+        self._removed: set[str] = set()
 
     def of(self, profile: Profile) -> Model:
-        """Return what the policy must know of a profile: what was measured of its memory counts above an estimate."""
+        """Return what the policy must know of a profile: what was measured of its memory counts above an estimate.
+
+        What is known stays until `renew`: whoever still holds an older profile must not bring it back.
+        """
         known = self._known.get(profile.id)
-        if known is not None and known[0] is profile:
+        if known is not None and profile.id not in self._removed:
             return known[1]
+        self._removed.discard(profile.id)
         schedule = profile.schedule
         memory, measured = self._memory_of(profile), self._measured.get(profile.id, 0)
         model = Model(
@@ -58,6 +63,11 @@ class Models:
             return False
         self.of(profile)
         return True
+
+    def forget(self, name: str) -> None:
+        """Note that a model was removed: the next profile of this name is another's."""
+        self._removed.add(name)
+        self._measured.pop(name, None)
 
     def measure(self, server: Server) -> None:
         """Learn what a server really takes, for the next time that room is made for it."""

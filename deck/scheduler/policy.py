@@ -89,6 +89,10 @@ class Policy:
         resident = self._residents.get(profile)
         return resident.running if resident else 0
 
+    def is_resident(self, profile: str) -> bool:
+        """Tell whether a profile's server is there, coming or going."""
+        return profile in self._residents
+
     def slot(self, ticket: Ticket) -> int | None:
         """Return the slot that a granted exchange is to run in, None = the server chooses."""
         resident = self._residents.get(ticket.profile)
@@ -146,11 +150,19 @@ class Policy:
             self._give_turn_back(ticket)
         return self._advance(now)
 
+    def fits(self, ticket: Ticket, credit: int) -> bool:
+        """Tell whether one that runs may take so much, beside what the others of its server were granted."""
+        resident = self._residents.get(ticket.profile)
+        if resident is None or resident.pool is None or len(resident.granted) < 2:
+            return True
+        others = sum(other.credit for other, _ in resident.granted.values() if other.id != ticket.id)
+        return others + credit <= resident.pool
+
     def settle(self, ticket: Ticket, credit: int, now: float) -> list[Command]:
-        """Lower the credit of one that runs: it was granted before anybody could know what it takes."""
+        """Set the credit of one that runs, if it fits: it was granted before anybody could know what it takes."""
         resident = self._residents.get(ticket.profile)
         found = resident.granted.get(ticket.id) if resident is not None else None
-        if resident is None or found is None or credit >= found[0].credit:
+        if resident is None or found is None or credit == found[0].credit or not self.fits(ticket, credit):
             return []
         resident.granted[ticket.id] = (replace(found[0], credit=credit), found[1])
         return self._advance(now)
@@ -209,14 +221,16 @@ class Policy:
         return [*(Refuse(ticket, error) for ticket in refused), *self._advance(now)]
 
     def stopped(self, profile: str, now: float) -> list[Command]:
-        """Note that a server has gone by command."""
+        """Note that a server has gone by command; one that is not being stopped is another, which has come since."""
+        resident = self._residents.get(profile)
+        if resident is None or resident.state != "stopping":
+            return self._advance(now)
         if self._is_proven(profile, now):
             self._faults.pop(profile, None)
-        resident = self._residents.get(profile)
         self._drop(profile)
         self._freed = now
         # Who made room for another comes back when there is room again; not whom an operator has unloaded.
-        if resident is not None and resident.model.is_warm and not resident.is_unwanted:
+        if resident.model.is_warm and not resident.is_unwanted:
             self._standing[profile] = resident.model
         return self._advance(now)
 
@@ -284,6 +298,15 @@ class Policy:
         if resident is not None:
             resident.is_unwanted = True
         return self._advance(now)
+
+    def unload_now(self, profile: str, now: float) -> list[Command]:
+        """Stop a server though it is in use; one that is not ready yet goes as soon as it is."""
+        resident = self._residents.get(profile)
+        if resident is None or resident.state != "ready":
+            return self.unload(profile, now)
+        self._standing.pop(profile, None)
+        resident.is_unwanted = True
+        return [self._stop(resident), *self._advance(now)]
 
     def remove(self, profile: str, error: DeckError, now: float) -> list[Command]:
         """Refuse who waits for a model that is gone, and stop its server as soon as nobody uses it."""
