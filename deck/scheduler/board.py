@@ -307,6 +307,7 @@ class Board:
                     if future is not None and not future.done():
                         future.set_exception(error)
                 case Start(profile=profile):
+                    self._servers.pop(profile, None)  # what becomes of the last one is no news any more
                     if not self._closing:
                         self._spawn(self._start(profile))
                 case Stop(profile=profile):
