@@ -80,6 +80,32 @@ async def test_one_that_answers_health_and_idles_over_an_answer_hangs(tmp_path: 
 
 
 @unhurried
+async def test_one_that_hangs_in_a_shared_generation_is_seen(tmp_path: Path) -> None:
+    """It is nobody's own exchange."""
+    profiles = {"mute": local(tmp_path / "mute", "mute", "--fake-stall", hang_timeout="1s")}
+    with live_deck(tmp_path, profiles=profiles) as deck:
+        async with client_of(deck) as client:
+            answer = await post(client, "mute", temperature=0)
+            assert answer.status_code == 502
+            assert "it hung" in answer.json()["error"]["message"]
+            await until(lambda: "lane=static" in deck.logged())
+
+
+@unhurried
+async def test_one_that_hangs_over_an_operation_is_seen(tmp_path: Path) -> None:
+    profiles = {"still": local(tmp_path / "still", "still", hang_timeout="1s")}
+    with live_deck(tmp_path, profiles=profiles) as deck:
+        async with client_of(deck) as client:
+            await works(client, "still")
+            [pid] = children(deck.process.pid)
+            os.kill(pid, signal.SIGSTOP)
+            found = await client.post("/tokenize", json={"model": "still", "content": "a"})
+            assert found.status_code in (502, 503)
+            assert "it hung" in found.json()["error"]["message"]
+            await until(lambda: not is_alive(pid))
+
+
+@unhurried
 async def test_one_that_works_is_ended_by_its_silence_alone(tmp_path: Path) -> None:
     keys = {"hang_timeout": "300ms", "stall_timeout": "2s"}
     profiles = {"busy": local(tmp_path / "busy", "busy", "--fake-stall", "--fake-busy", **keys)}

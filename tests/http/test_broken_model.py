@@ -92,6 +92,7 @@ def test_only_operators_see_paths_at_the_end_of_a_stream(tmp_path: Path, name: s
     [
         ("'/srv/models/a.gguf' is no GGUF", "'…/a.gguf' is no GGUF"),
         ("the server at '/run/deck/x-1.sock' stops", "the server at '…/x-1.sock' stops"),
+        ("listening on unix:///run/deck/x-1.sock", "listening on unix://…/x-1.sock"),
         ("POST /v1/chat/completions is refused", "POST /v1/chat/completions is refused"),
         ("see https://example.org/a/b", "see https://example.org/a/b"),
         ("1/2 of it, and/or /tmp", "1/2 of it, and/or /tmp"),

@@ -199,3 +199,21 @@ def test_hooks_are_not_for_a_server_elsewhere() -> None:
     server = {"url": "http://127.0.0.1:1"}
     with pytest.raises(ValueError, match=r"hooks: not with server\.url"):
         Profile.model_validate({"id": "a", "server": server, "hooks": {"on_stop": ["/bin/true"]}})
+
+
+def test_a_script_ends_with_itself_on_uvloop_too(make_profile: MakeProfile, tmp_path: Path) -> None:
+    """Its children inherit more of the pipe than what stands in 0 to 2, and a script has a guard beside it."""
+    uvloop = pytest.importorskip("uvloop")
+    script = tmp_path / "notify.sh"
+    script.write_text("#!/bin/sh\necho told\n", encoding="utf-8")
+    script.chmod(0o755)
+    wanted = hooked(make_profile(), on_stop=[str(script)], timeout="20s")
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert await run_hook(wanted, "on_stop", {"DECK_EVENT": "on_stop"}, os.environ) == "told"
+        assert loop.time() - began < 10
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())
