@@ -132,8 +132,13 @@ def test_the_environment_holds_what_a_program_needs_and_no_more(make_profile: Ma
         *("PATH", "HOME", "LC_ALL", "CUDA_VISIBLE_DEVICES", "OWN", "XDG_CONFIG_HOME", "PYTHONUNBUFFERED"),
         "LLAMA_API_KEY",
     }
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "LLAMA_CACHE", "XDG_CACHE_HOME"])
+def test_what_a_download_needs_is_kept_for_one_that_downloads_only(make_profile: MakeProfile, name: str) -> None:
     hf = make_profile(model=None, hf="org/repo:Q4_K_M")
-    assert "HF_TOKEN" in environment(hf, environ, key="k", config_home=Path("/empty"))
+    assert environment(hf, {name: "x"}, key="k", config_home=Path("/empty"))[name] == "x"
+    assert name not in environment(make_profile(), {name: "x"}, key="k", config_home=Path("/empty"))
 
 
 def test_check_finds_what_would_fail(config: Config, make_profile: MakeProfile, tmp_path: Path) -> None:
