@@ -9,6 +9,8 @@ from typing import Literal
 from deck.scheduler.slots import SlotBook
 from deck.scheduler.values import Model, Ticket
 
+_MIB, _GIB = 1 << 20, 1 << 30
+
 
 @dataclass(slots=True)
 class Resident:
@@ -36,6 +38,12 @@ class Resident:
         return len(self.granted)
 
     @property
+    def most(self) -> int | None:
+        """How many exchanges may use it at a time, None = no bound."""
+        own = self.model.concurrency
+        return min(own, self.slots or own) if own is not None else self.slots or None
+
+    @property
     def stays_until(self) -> float:
         """When it need no longer serve its own waiters before one ahead of them: it has served as long as it loaded."""
         return self.since + max(self.load, self.model.min_resident)
@@ -44,10 +52,8 @@ class Resident:
         """Tell whether one more exchange may use it."""
         if self.state != "ready" or self.is_unwanted:
             return False
-        running = len(self.granted)
-        if self.slots and running >= self.slots:
-            return False
-        if self.model.concurrency is not None and running >= self.model.concurrency:
+        running, most = len(self.granted), self.most
+        if most is not None and running >= most:
             return False
         if self.pool is None or not running:
             return True
@@ -96,7 +102,7 @@ def room_for(model: Model, residents: Iterable[Resident], memory: int | None) ->
         return Room(is_free=True)
     local = [item for item in residents if item.model.is_local]
     if memory is not None and model.memory is not None and model.memory > memory:
-        return Room(never=f"it takes {model.memory} bytes of memory and Deck may use {memory}")
+        return Room(never=f"it takes {_size(model.memory, up=True)} of memory and Deck may use {_size(memory)}")
     rivals = [item for item in local if model.group is not None and item.model.group == model.group]
     pinned = next((item for item in rivals if item.model.is_pinned), None)
     if pinned is not None:
@@ -107,6 +113,13 @@ def room_for(model: Model, residents: Iterable[Resident], memory: int | None) ->
         names = ", ".join(sorted(repr(item.model.name) for item in rest if item.model.is_pinned))
         return Room(never=f"the pinned models leave no room for it: {names}")
     return Room(victims=tuple(chosen), is_free=not chosen)
+
+
+def _size(size: int, *, up: bool = False) -> str:
+    """Return bytes as people write them; rounded `up` or down: what is more is never shown as less."""
+    unit, name = (_GIB, "GiB") if size >= 10 * _GIB else (_MIB, "MiB")
+    tenths = -(-size * 10 // unit) if up else size * 10 // unit
+    return f"{tenths / 10:.1f}".removesuffix(".0") + f" {name}"
 
 
 def _to_free(model: Model, others: list[Resident], memory: int | None) -> list[Resident]:
