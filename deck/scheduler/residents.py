@@ -8,8 +8,7 @@ from typing import Literal
 
 from deck.scheduler.slots import SlotBook
 from deck.scheduler.values import Model, Ticket
-
-_MIB, _GIB = 1 << 20, 1 << 30
+from deck.settings import shown_size
 
 
 @dataclass(slots=True)
@@ -102,7 +101,9 @@ def room_for(model: Model, residents: Iterable[Resident], memory: int | None) ->
         return Room(is_free=True)
     local = [item for item in residents if item.model.is_local]
     if memory is not None and model.memory is not None and model.memory > memory:
-        return Room(never=f"it takes {_size(model.memory, up=True)} of memory and Deck may use {_size(memory)}")
+        return Room(
+            never=f"it takes {shown_size(model.memory, up=True)} of memory and Deck may use {shown_size(memory)}"
+        )
     rivals = [item for item in local if model.group is not None and item.model.group == model.group]
     pinned = next((item for item in rivals if item.model.is_pinned), None)
     if pinned is not None:
@@ -113,13 +114,6 @@ def room_for(model: Model, residents: Iterable[Resident], memory: int | None) ->
         names = ", ".join(sorted(repr(item.model.name) for item in rest if item.model.is_pinned))
         return Room(never=f"the pinned models leave no room for it: {names}")
     return Room(victims=tuple(chosen), is_free=not chosen)
-
-
-def _size(size: int, *, up: bool = False) -> str:
-    """Return bytes as people write them; rounded `up` or down: what is more is never shown as less."""
-    unit, name = (_GIB, "GiB") if size >= 10 * _GIB else (_MIB, "MiB")
-    tenths = -(-size * 10 // unit) if up else size * 10 // unit
-    return f"{tenths / 10:.1f}".removesuffix(".0") + f" {name}"
 
 
 def _to_free(model: Model, others: list[Resident], memory: int | None) -> list[Resident]:

@@ -174,6 +174,17 @@ def test_check_says_that_another_program_is_no_llama_server(
     assert found == f"{other} is no llama-server that runs: its --help ends with status 1 and says nothing"
 
 
+def test_check_takes_a_script_that_runs_the_engine_with_flags_of_its_own(
+    config: Config, make_profile: MakeProfile, tmp_path: Path
+) -> None:
+    script = tmp_path / "engine"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m deck.engine -t 1 "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    assert check_profile(make_profile("--warmup", binary=str(script)), config) == []
+    (found,) = check_profile(make_profile("--wramup", binary=str(script)), config)
+    assert "did you mean '--warmup'?" in found
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
