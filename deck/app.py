@@ -239,7 +239,9 @@ class Deck:
     def _unknown(self, path: str) -> DeckError:
         within = next((known for known in self._posts if path.startswith(f"{known}/")), None)
         if within is not None:
-            message = f"/v1{path[:100]} is not implemented by Deck, which stores nothing; send the whole input instead"
+            message = f"/v1{path[:100]} is not implemented by Deck"
+            if within in self._surfaces:
+                message += ", which stores nothing; send the whole input instead"
             return DeckError(ErrorKind.NOT_FOUND, message)
         missing = [known for known in discovery.NOT_IMPLEMENTED if known not in self._posts]
         asked = max((known for known in missing if f"{path}/".startswith(f"{known}/")), key=len, default=None)
