@@ -38,6 +38,7 @@ _KIND_LISTS: dict[str, Kind] = {
     "/audio/speech/models": "speech",
     "/audio/transcriptions/models": "transcription",
 }
+_LIST_OF: dict[Kind, str] = {"chat": "/models", **{kind: path for path, kind in _KIND_LISTS.items()}}
 _PARTS = get_args(Part)
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -75,7 +76,7 @@ class Admin:
         """Return the methods of a normal path, None = not a route of this module."""
         if path in self._routes:
             return self._routes[path]
-        if path.startswith("/models/") and len(path) > len("/models/"):
+        if _list_above(path) is not None:
             return {"GET": self._model}
         controls = self._control.find(path)
         if controls is None:
@@ -92,7 +93,7 @@ class Admin:
     def paths(self) -> list[tuple[str, str]]:
         """Return every route as (method, path), for documents and for the test that walks them without a token."""
         fixed = [(method, path) for path, methods in self._routes.items() for method in methods]
-        return [*fixed, ("GET", "/models/x"), *self._control.paths()]
+        return [*fixed, *(("GET", f"{path}/x") for path in _LIST_OF.values()), *self._control.paths()]
 
     def authenticate(self, scope: Scope) -> Principal:
         """Return who asks.
@@ -137,10 +138,16 @@ class Admin:
         return 200, discovery.models(self._pipeline.catalog.of_kind(kind), self._pipeline.board, principal)
 
     async def _model(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
-        name = unquote(normal_path(scope["path"]).removeprefix("/models/"))
+        path = normal_path(scope["path"])
+        listed = _list_above(path) or "/models"
+        name = unquote(path.removeprefix(f"{listed}/"))
         match = self._pipeline.catalog.resolve(name)
-        if match is None or match.profile.kind != "chat" or not principal.may_use(match.profile.id):
+        if match is None or not principal.may_use(match.profile.id):
             raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
+        other = _LIST_OF[match.profile.kind]
+        if other != listed:
+            message = f"the model {name[:100]!r} is of kind {match.profile.kind}: see /v1{other}"
+            raise DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model")
         return 200, discovery.entry(match.profile, self._pipeline.board, name if match.via == "alias" else None)
 
     async def _exposition(self, scope: Scope, receive: Receive, principal: Principal) -> Answer:
@@ -189,6 +196,13 @@ class Admin:
             known = ", ".join(sorted(self._pipeline.plugins.surfaces))
             raise invalid(f"x-deck-surface: no surface named {name[:50]!r}; known: {known}", "x-deck-surface")
         return 200, explain(self._pipeline, surface, body, principal)
+
+
+def _list_above(path: str) -> str | None:
+    """Return the list of models that a path names one of, None = it is no such path."""
+    return next(
+        (known for known in _LIST_OF.values() if path.startswith(f"{known}/") and len(path) > len(known) + 1), None
+    )
 
 
 def _alive() -> Answer:

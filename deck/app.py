@@ -148,8 +148,14 @@ class Deck:
         if not dry_run:
             self.profiles_fault = None
         change = compare(old, new)
-        if dry_run or change.is_empty:
+        if dry_run:
             return change
+        if not change.is_empty:
+            self._renew(new, change)
+        _log.info("reloaded: %s", change.told())
+        return change
+
+    def _renew(self, new: Catalog, change: Change) -> None:
         self.pipeline.renew(new)
         self.metrics.know(profile.id for profile in new.profiles)
         for profile in new.profiles:
@@ -160,8 +166,6 @@ class Deck:
         for profile in new.profiles:
             if profile.schedule.preload or profile.schedule.keep_warm:
                 self.board.preload(profile)
-        _log.info("reloaded: %s", change.shown())
-        return change
 
     def reload_or_log(self) -> None:
         """Reload; what is wrong is logged."""
@@ -235,7 +239,9 @@ class Deck:
     def _unknown(self, path: str) -> DeckError:
         within = next((known for known in self._posts if path.startswith(f"{known}/")), None)
         if within is not None:
-            message = f"/v1{path[:100]} is not implemented by Deck, which stores nothing; send the whole input instead"
+            message = f"/v1{path[:100]} is not implemented by Deck"
+            if within in self._surfaces:
+                message += ", which stores nothing; send the whole input instead"
             return DeckError(ErrorKind.NOT_FOUND, message)
         missing = [known for known in discovery.NOT_IMPLEMENTED if known not in self._posts]
         asked = max((known for known in missing if f"{path}/".startswith(f"{known}/")), key=len, default=None)

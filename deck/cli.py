@@ -146,8 +146,9 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 
 def _memory_notes(profile: Profile, config: Config) -> list[str]:
-    """Say what a local model is reckoned to take, and whether that fits."""
+    """Say what a local model is reckoned to take of what there is; one that does not fit is a fault."""
     from deck.servers.memory import estimate_memory
+    from deck.settings import shown_size
 
     budget = config.scheduler.memory
     if profile.server.is_remote or budget is None:
@@ -155,9 +156,7 @@ def _memory_notes(profile: Profile, config: Config) -> list[str]:
     memory = estimate_memory(profile)
     if memory is None:
         return ["nobody knows what it takes, so no other local model is loaded beside it; set server.memory"]
-    gib = 1 << 30
-    shown = f"takes about {memory / gib:.1f} GiB of {budget / gib:.1f} GiB"
-    return [f"{shown}: it cannot be loaded; raise [scheduler] memory" if memory > budget else shown]
+    return [] if memory > budget else [f"takes about {shown_size(memory)} of {shown_size(budget)}"]
 
 
 def _notes(profile: Profile) -> Iterator[str]:

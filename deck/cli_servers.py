@@ -92,8 +92,11 @@ def _row(server: Mapping[str, Any]) -> tuple[str, ...]:
     memory, expected = server["memory"], server["expected_memory"]
     shown = f"{memory / _MIB:.0f} MiB" if memory else f"~{expected / _MIB:.0f} MiB" if expected else "-"
     note = "pinned" if server["pinned"] else ""
+    reason = _first_line(server["reason"]) if server["state"] == "failed" else ""
+    note = reason or note
     if server["failures"]:
         note = f"failed {server['failures']} times, tried again in {server['retry_in']} s"
+        note += f": {reason}" if reason else ""
     if server.get("loading"):
         note = _load(server["loading"])
     return (
@@ -105,6 +108,12 @@ def _row(server: Mapping[str, Any]) -> tuple[str, ...]:
         shown,
         note,
     )
+
+
+def _first_line(text: str | None) -> str:
+    """Return how a reason begins, not longer than a note."""
+    line = next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
+    return line if len(line) <= _NOTE else f"{line[:_NOTE].rstrip()}…"
 
 
 def _replica_row(replica: Mapping[str, Any]) -> tuple[str, ...]:

@@ -216,7 +216,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         given["api_keys"] = _words(key)
     rest = iter(argv)
     for name in rest:
-        flag = _BY_NAME.get(name.replace("_", "-") if name.startswith("--") else name)  # as llama-server does
+        flag = _flag(name)
         if flag is None:
             raise _refusal(name)
         value = flag.value if flag.read is None else _value(flag, flag.read, name, next(rest, None))
@@ -225,6 +225,28 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
             value = [*(known if isinstance(known, list) else []), *value]
         given.update({flag.target: value, **dict(flag.also)})
     return _launch(given)
+
+
+def asks_help(argv: Sequence[str]) -> bool:
+    """Tell whether `--help` stands among the flags, as llama-server takes it; a value is no flag.
+
+    Raises:
+        EngineError: A flag before it is unknown.
+    """
+    rest = iter(argv)
+    for name in rest:
+        if name in ("-h", "--help"):
+            return True
+        flag = _flag(name)
+        if flag is None:
+            raise _refusal(name)
+        if flag.read is not None:
+            next(rest, None)
+    return False
+
+
+def _flag(name: str) -> Flag | None:
+    return _BY_NAME.get(name.replace("_", "-") if name.startswith("--") else name)  # as llama-server does
 
 
 def _refusal(name: str) -> EngineError:
@@ -395,10 +417,10 @@ def describe() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the engine; return the exit status when it could not start."""
     arguments = sys.argv[1:] if argv is None else argv
-    if list(arguments) in (["-h"], ["--help"]):
-        print(describe())
-        return 0
     try:
+        if asks_help(arguments):
+            print(describe())
+            return 0
         launch = parse(arguments, os.environ)
         check_gguf(launch.model)
         if "mmproj.path" in launch.params:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ _NOT_LAUNCHED = frozenset(
 )
 # Of several servers elsewhere some may come and go while the others go on.
 _OF_SEVERAL = frozenset({"urls", "parallel"})
+_MOST_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,16 @@ class Change:
         """True when nothing differs."""
         return not (self.added or self.removed or self.relaunched or self.changed)
 
+    def told(self) -> str:
+        """Return it in words for the log."""
+        groups = (
+            (self.added, "added"),
+            (self.removed, "removed"),
+            (self.relaunched, "relaunched"),
+            (self.changed, "changed, server kept"),
+        )
+        return "; ".join(f"{_listed(names)} {what}" for names, what in groups if names) or "nothing has changed"
+
     def shown(self) -> dict[str, list[str]]:
         """Return it as JSON."""
         return {
@@ -48,6 +60,11 @@ class Change:
             "relaunched": list(self.relaunched),
             "changed": list(self.changed),
         }
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_TOLD
+    return ", ".join(names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
 def compare(old: Catalog, new: Catalog) -> Change:

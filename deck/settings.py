@@ -26,6 +26,7 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d))+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_MIB, _GIB = 1 << 20, 1 << 30
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -53,6 +54,13 @@ def parse_size(value: Any) -> int:
         raise ValueError('not a size; write "20GiB", "512MiB" or a number of bytes')
     unit = (found[2] or "").upper()
     return int(float(found[1]) * (1024 if unit.endswith("I") else 1000) ** _POWERS[unit[:1]])
+
+
+def shown_size(size: int, *, up: bool = False) -> str:
+    """Return bytes as people write them; rounded `up` or down: what is more is never shown as less."""
+    unit, name = (_GIB, "GiB") if size >= 10 * _GIB else (_MIB, "MiB")
+    tenths = -(-size * 10 // unit) if up else size * 10 // unit
+    return f"{tenths / 10:.1f}".removesuffix(".0") + f" {name}"
 
 
 def _number(value: Any) -> int | float:

@@ -113,6 +113,20 @@ class TestCheck:
         assert "m2" in shown
         assert "FAILED" not in shown
 
+    def test_one_that_can_never_be_loaded_fails(
+        self, tmp_path: Path, binary: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "deck.toml"
+        file.write_text('[scheduler]\nmemory = "700MiB"\n', encoding="utf-8")
+        text = f'[server]\nmodel = "{tmp_path}/any.gguf"\nbinary = "{binary}"\nctx_size = 4096\nmemory = '
+        huge, fits = f'id = "huge"\n{text}"900MiB"\n', f'id = "fits"\n{text}"700MiB"\n'
+        assert cli.main(["check", *profiles(tmp_path, huge, fits), "--config", str(file)]) == 1
+        shown = capsys.readouterr().out
+        assert "FAILED   huge " in shown
+        assert "it takes 900 MiB of memory and [scheduler] memory is 700 MiB: it can never be loaded" in shown
+        assert "ok       fits " in shown
+        assert "note: takes about 700 MiB of 700 MiB" in shown
+
     def test_hosts_of_images(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         file = tmp_path / "deck.toml"
         file.write_text('[media]\nallow = ["a.example", "*.b.example"]\n', encoding="utf-8")

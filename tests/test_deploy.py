@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import yaml
 
 from deck.admin import PUBLIC
 from deck.config import Config, load_config
-from deck.profile import Profile, load_profile
+from deck.profile import Hooks, Profile, load_profile
 
-DEPLOY = Path(__file__).parents[1] / "docs" / "deploy"
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "docs" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 
 
@@ -187,6 +189,30 @@ def test_containers_and_units_let_it_drain() -> None:
     found = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert found is not None
     assert int(found[1]) >= needed
+
+
+def test_what_more_than_that_they_must_let_it_is_said() -> None:
+    said = " ".join((DEPLOY / "README.md").read_text(encoding="utf-8").split())
+    assert f"an `on_stop` hook ({Hooks().timeout:g} seconds)" in said
+    assert "30 seconds if one has `save_slots`" in said
+
+
+def test_docker_gets_what_the_package_is_made_of_and_no_more() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    left_out = {line for line in lines if line and not line.startswith(("#", "!"))}
+    assert {".git", ".venv", ".deck", "build", "**/node_modules", "**/__pycache__", "**/.*_cache"} <= left_out
+    for needed in ("pyproject.toml", "README.md", "LICENSE", "deck", "plugins", "profiles"):
+        assert (ROOT / needed).exists()
+        assert not any(fnmatch(needed, line.removeprefix("**/")) for line in left_out)
+    models = [str(path.relative_to(ROOT)) for path in (ROOT / "profiles").rglob("*.gguf")]
+    assert models
+    assert "!profiles/**/*.gguf" in lines[lines.index("**/*.gguf") :]
+
+
+def test_the_command_for_docker_fits_the_dockerfile() -> None:
+    assert 'ENTRYPOINT ["deck"]' in (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    said = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert re.findall(r"^ +your-image (.+)$", said, re.MULTILINE) == ["serve"]
 
 
 def test_the_composed_port_is_deck_s_own() -> None:

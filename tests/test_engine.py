@@ -270,6 +270,23 @@ def test_no_spelling_is_used_twice() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("argv", [["-h"], ["--help"], ["-t", "1", "--help"], ["--jinja", "--help", "-m"]])
+def test_help_is_given_among_other_flags(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """So that a script which adds flags of its own can be asked for it."""
+    assert engine.main(argv) == 0
+    assert "--ctx-size" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"), [(["--alias", "--help"], "no model"), (["--flash", "--help"], "cannot honour '--flash'")]
+)
+def test_help_is_not_given_for_a_value_nor_behind_a_wrong_flag(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert engine.main(argv) == 1
+    assert said in capsys.readouterr().err
+
+
 def test_help_names_every_flag() -> None:
     text = engine.describe()
     assert all(name in text for flag in engine.FLAGS for name in flag.names)

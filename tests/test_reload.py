@@ -59,6 +59,13 @@ def test_what_does_not_reach_the_process_leaves_it(more: dict[str, Any]) -> None
     assert changed(profile("a"), profile("a", **more)) == Change(changed=("a",))
 
 
+def test_a_change_is_told_in_words() -> None:
+    assert Change().told() == "nothing has changed"
+    change = Change(added=("m4", "m5"), removed=("m3",), relaunched=("b",), changed=("c",))
+    assert change.told() == "m4, m5 added; m3 removed; b relaunched; c changed, server kept"
+    assert Change(added=tuple(f"m{number}" for number in range(100))).told().endswith(", m19 and 80 more added")
+
+
 class Changing:
     """A Deck whose directory of profiles changes."""
 
@@ -98,6 +105,17 @@ def test_a_new_profile_is_served_and_a_removed_one_is_not(changing: Changing) ->
     assert changing.asked("m3") == 200
     assert changing.asked("m2") == 404
     assert changing.asked("m1") == 200
+
+
+def test_what_it_did_is_logged_in_words(changing: Changing, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "deck"):
+        changing.write("m3", 'id = "m3"\n{server}')
+        changing.reload(dry_run=True)
+        assert "reloaded" not in caplog.text
+        changing.reload()
+        assert caplog.messages[-1] == "reloaded: m3 added"
+        changing.reload()
+        assert caplog.messages[-1] == "reloaded: nothing has changed"
 
 
 def test_a_wrong_profile_changes_nothing_and_is_named(changing: Changing) -> None:

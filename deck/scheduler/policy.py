@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from deck.errors import DeckError, ErrorKind
+from deck.scheduler.lateness import told_late
 from deck.scheduler.residents import Resident, room_for
 from deck.scheduler.slots import SlotBook
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ticket, Waiting
@@ -329,8 +330,10 @@ class Policy:
         self._queue = [ticket for ticket in self._queue if ticket not in late]
         commands: list[Command] = []
         for ticket in late:
-            message = f"waited {self._wait:g} s for {ticket.profile!r} and it did not become free; try again later"
-            commands.append(Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, retry_after=self._retry_after())))
+            room = room_for(ticket.model, self._residents.values(), self._memory)
+            told = told_late(ticket, self._wait, self._residents.get(ticket.profile), room)
+            error = DeckError(ErrorKind.UNAVAILABLE, f"{told}; try again later", retry_after=self._retry_after())
+            commands.append(Refuse(ticket, error))
         return [*commands, *self._advance(now)]
 
     def next_expiry(self, now: float) -> float | None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from deck.scheduler.slots import SlotBook
 from deck.scheduler.values import Model, Ticket
+from deck.settings import shown_size
 
 
 @dataclass(slots=True)
@@ -36,6 +37,12 @@ class Resident:
         return len(self.granted)
 
     @property
+    def most(self) -> int | None:
+        """How many exchanges may use it at a time, None = no bound."""
+        own = self.model.concurrency
+        return min(own, self.slots or own) if own is not None else self.slots or None
+
+    @property
     def stays_until(self) -> float:
         """When it need no longer serve its own waiters before one ahead of them: it has served as long as it loaded."""
         return self.since + max(self.load, self.model.min_resident)
@@ -44,10 +51,8 @@ class Resident:
         """Tell whether one more exchange may use it."""
         if self.state != "ready" or self.is_unwanted:
             return False
-        running = len(self.granted)
-        if self.slots and running >= self.slots:
-            return False
-        if self.model.concurrency is not None and running >= self.model.concurrency:
+        running, most = len(self.granted), self.most
+        if most is not None and running >= most:
             return False
         if self.pool is None or not running:
             return True
@@ -96,7 +101,9 @@ def room_for(model: Model, residents: Iterable[Resident], memory: int | None) ->
         return Room(is_free=True)
     local = [item for item in residents if item.model.is_local]
     if memory is not None and model.memory is not None and model.memory > memory:
-        return Room(never=f"it takes {model.memory} bytes of memory and Deck may use {memory}")
+        return Room(
+            never=f"it takes {shown_size(model.memory, up=True)} of memory and Deck may use {shown_size(memory)}"
+        )
     rivals = [item for item in local if model.group is not None and item.model.group == model.group]
     pinned = next((item for item in rivals if item.model.is_pinned), None)
     if pinned is not None:

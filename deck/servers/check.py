@@ -20,10 +20,11 @@ from deck.profile import Profile
 from deck.servers.command import Binary, CommandError, arguments, environment, find_binary, flags
 from deck.servers.hooks import hook_fault
 from deck.servers.journal import error_line
+from deck.servers.memory import estimate_memory
 from deck.servers.process import start_faults
 from deck.servers.program import command_faults
 from deck.servers.remote import Remote, key_fault
-from deck.settings import nearest
+from deck.settings import nearest, shown_size
 
 _HELP_TIMEOUT = 5.0
 _SHOWN = 100
@@ -36,6 +37,22 @@ def check_profile(profile: Profile, config: Config, environ: Mapping[str, str] =
     if profile.server.is_remote:
         fault = key_fault(profile, environ)
         return [f"{', '.join(profile.server.addresses)} {fault}"] if fault is not None else []
+    return [*_launch_faults(profile, config, environ), *_memory_faults(profile, config)]
+
+
+def _memory_faults(profile: Profile, config: Config) -> list[str]:
+    """Return why the profile's server can never be loaded, whatever goes for it."""
+    budget, memory = config.scheduler.memory, estimate_memory(profile)
+    if budget is None or memory is None or memory <= budget:
+        return []
+    takes = f"takes {shown_size(memory, up=True)} of memory"
+    if profile.server.memory is None:
+        takes = f"is reckoned to take {shown_size(memory, up=True)} of memory"
+    what = f"it {takes} and [scheduler] memory is {shown_size(budget)}: it can never be loaded"
+    return [f"{what}; raise that, or correct [server] memory in {profile.source}"]
+
+
+def _launch_faults(profile: Profile, config: Config, environ: Mapping[str, str]) -> list[str]:
     if profile.server.command:
         faults, hook = command_faults(profile, environ.get("PATH")), hook_fault(profile, environ.get("PATH"))
         return [*faults, *([hook] if hook is not None else [])]

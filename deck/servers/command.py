@@ -52,7 +52,10 @@ _KEPT_PREFIXES = (
     *("SYCL_", "ONEAPI_", "ZE_", "GOMP_"),
 )
 # Only a server that downloads its model needs these.
-_KEPT_FOR_HF = ("HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_KEPT_FOR_HF = (
+    *("HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "LLAMA_CACHE", "XDG_CACHE_HOME"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
 _KEPT_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 # llama-server takes settings from these behind the command line's back.
 _REFUSED_ENV = re.compile(r"(LLAMA_ARG_|LLAMA_SERVER_|LLAMA_API_KEY$|AIP_|DECK_|XDG_CONFIG_HOME$)")

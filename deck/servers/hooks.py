@@ -50,8 +50,17 @@ def facts(event: str, profile: Profile, *, pid: int | None, address: str, reason
         "DECK_MODEL": profile.id,
         "DECK_PID": str(pid) if pid is not None else "",
         "DECK_ADDRESS": address,
-        "DECK_REASON": _CONTROLS.sub(" ", reason)[:_REASON],
+        "DECK_REASON": _in_one_line(reason),
     }
+
+
+def _in_one_line(reason: str) -> str:
+    """Return a reason without line breaks; one that is too long ends behind a word, with an ellipsis."""
+    line = _CONTROLS.sub(" ", reason).strip()
+    if len(line) <= _REASON:
+        return line
+    kept = line[: _REASON - 1]
+    return f"{kept.rpartition(' ')[0].rstrip() or kept}…"
 
 
 class HookRunner:

@@ -12,6 +12,7 @@ import httpx
 from deck import __version__, json
 from deck.contracts import Replicated, Server, ServerState
 from deck.errors import DeckError, ErrorKind
+from deck.upstream.breaks import told_break
 from deck.upstream.failures import Refusal, upstream_error
 from deck.upstream.transport import Prepared, RawResponse, Target, TimeLimits, Transport
 
@@ -256,6 +257,6 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
         if server.state in (ServerState.DRAINING, ServerState.STOPPED):
             message = f"the {who} of {name!r} was stopped before the answer ended"
             return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=2)
-    reason = server.reason or f"{type(exc).__name__}: {exc}"
+    told = f"broke off: {server.reason}" if server.reason else told_break(exc)
     kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
-    return DeckError(kind, f"the {who} of {name!r} broke off: {reason}", retry_after=2)
+    return DeckError(kind, f"the {who} of {name!r} {told}", retry_after=2)

@@ -54,7 +54,7 @@ async def test_a_load_longer_than_heartbeat_and_queue_wait_is_waited_for(tmp_pat
             await until(lambda: children(deck.process.pid))
             refused = await post(client, "other")
             assert refused.status_code == 503, refused.text
-            assert "waited 0.3 s for 'other'" in refused.json()["error"]["message"]
+            assert "waited 0.3 s for room to load 'other': 'slow' is being loaded" in refused.json()["error"]["message"]
             assert int(refused.headers["retry-after"]) > 0
             streamed, whole = await asyncio.gather(*waiting)
             assert time.monotonic() - began > 1

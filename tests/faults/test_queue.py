@@ -77,7 +77,7 @@ async def test_a_long_wait_is_503(narrow: Rig, streamed: bool) -> None:
             answer = await post(client, "single", stream=streamed)
             assert answer.status_code == 503, answer.text
             assert int(answer.headers["retry-after"]) > 0
-            assert "waited 0.5 s" in answer.json()["error"]["message"]
+            assert "waited 0.5 s for 'single': its only slot is in use" in answer.json()["error"]["message"]
             assert 0.4 < time.monotonic() - began < 5
             gate.set()
             await running.rest()

@@ -104,6 +104,35 @@ def test_a_server_that_takes_long_to_stop_is_stopping(
 
 
 @pytest.mark.parametrize(
+    ("more", "note"),
+    [
+        ({}, ""),
+        ({"pinned": True}, "pinned"),
+        (
+            {"state": "failed", "reason": "exited with status 1: no such flag\nmore"},
+            "exited with status 1: no such flag",
+        ),
+        ({"state": "failed", "reason": "x" * 500}, "x" * 80 + "…"),
+        (
+            {"state": "failed", "reason": "exited\nmore", "failures": 3, "retry_in": 4.0},
+            "failed 3 times, tried again in 4.0 s: exited",
+        ),
+        ({"state": "ready", "reason": "an old one"}, ""),
+    ],
+    ids=["nothing", "pinned", "failed", "long", "quarantined", "ready"],
+)
+def test_a_failed_model_is_listed_with_its_reason(
+    more: dict[str, Any], note: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = {"id": "m1", "state": "stopped", "running": 0, "waiting": 0, "slots": None, "memory": None}
+    server |= {"expected_memory": None, "pinned": False, "reason": None, "failures": 0, "replicas": []}
+    monkeypatch.setattr(cli_servers, "_ask", lambda *asked, **options: {"servers": [server | more]})
+    assert cli.main(["ps"]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert line[head.index("NOTE") :] == note
+
+
+@pytest.mark.parametrize(
     ("answer", "said"),
     [
         ({"unload": "stopped", "running": 0}, "stopped"),

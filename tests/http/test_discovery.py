@@ -121,6 +121,34 @@ def test_a_model_that_is_not_there(many: App, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_another_kind_is_found_below_its_own_list(many: App, kind: str) -> None:
+    entry = models(many, f"{KINDS[kind]}/a-{kind}")
+    assert entry == models(many, KINDS[kind])["data"][0]
+    error = error_of(many.send("GET", f"/v1/models/a-{kind}"), 404)
+    assert error["message"] == f"the model 'a-{kind}' is of kind {kind}: see {KINDS[kind]}"
+    error = error_of(many.send("GET", f"{KINDS[kind]}/m1"), 404)
+    assert error["message"] == "the model 'm1' is of kind chat: see /v1/models"
+    assert error["code"] == "model_not_found"
+    assert "no model named 'none'" in error_of(many.send("GET", f"{KINDS[kind]}/none"), 404)["message"]
+
+
+def test_a_limited_token_is_not_told_what_there_is(many: App) -> None:
+    _, secret = many.tokens.create("limited", models=["m1", "a-image"])
+    for path in ("/v1/models/{}", "/v1/embeddings/models/{}"):
+        told = {
+            error_of(many.send("GET", path.format(name), token=secret), 404)["message"].replace(name, "X")
+            for name in ("none", "m2", "a-embedding")
+        }
+        assert told == {"no model named 'X'"}
+    assert "is of kind image" in error_of(many.send("GET", "/v1/models/a-image", token=secret), 404)["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings/x", "/v1/audio/speech/models2/x", "/v1/rerank/x"])
+def test_what_lies_below_an_operation_is_not_there(many: App, path: str) -> None:
+    assert error_of(many.send("GET", path), 404)["message"] == f"{path} is not implemented by Deck"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_a_list_of_its_own(many: App, kind: str) -> None:
     assert [item["id"] for item in models(many, KINDS[kind])["data"]] == [f"a-{kind}"]
 

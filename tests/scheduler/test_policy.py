@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +43,74 @@ def test_the_reason_and_the_time_of_a_crash_loop_are_told() -> None:
     assert command.error.retry_after == 7.0
     assert policy.quarantined(41.0) == {"a": (5, 7.0)}
     assert policy.quarantined(48.5) == {}
+
+
+def late(policy: Policy, name: str, *, model: Model | None = None, token: str = "") -> str:
+    """Have one wait until it is too late, and return what it is told."""
+    arrived = Ticket(next(_IDS), model or Model(name=name), 10.0, token)
+    assert not [item for item in policy.arrive(arrived, 10.0) if not isinstance(item, Stop)]
+    [command] = [item for item in policy.expire(31.0) if isinstance(item, Refuse)]
+    return command.error.message
+
+
+def resident(slots: int, running: int, *, limit: int | None = None, **more: Any) -> Policy:
+    """Return a policy whose model `a` is loaded and in use."""
+    policy = Policy(queue_limit=9, queue_wait=20, token_limit=limit)
+    users = [Ticket(next(_IDS), Model(name="a"), 0.0, "x", credit=5) for _ in range(max(1, running))]
+    policy.arrive(users[0], 0.0)
+    policy.started("a", slots, 0.0, **more)
+    for user in users[1:]:
+        policy.arrive(user, 0.0)
+    if not running:
+        policy.release(users[0], 0.0)
+    return policy
+
+
+def test_who_waited_too_long_is_told_what_for() -> None:
+    assert late(resident(2, 1), "pin") == "waited 20 s for room to load 'pin': 'a' is in use; try again later"
+    assert late(resident(1, 1), "a") == "waited 20 s for 'a': its only slot is in use; try again later"
+    assert late(resident(2, 2), "a") == "waited 20 s for 'a': all of its 2 slots are in use; try again later"
+    narrow = Model(name="a", concurrency=1)
+    policy = Policy(queue_limit=9, queue_wait=20)
+    policy.arrive(Ticket(next(_IDS), narrow, 0.0), 0.0)
+    policy.started("a", 4, 0.0)
+    assert late(policy, "a", model=narrow) == "waited 20 s for 'a': its only slot is in use; try again later"
+    assert (
+        late(resident(2, 1, limit=1), "a", token="x") == "waited 20 s for 'a': its turn did not come; try again later"
+    )
+
+
+def test_who_waits_for_what_goes_is_told_so() -> None:
+    policy = resident(1, 0)
+    assert late(policy, "b") == "waited 20 s for room to load 'b': 'a' is being unloaded; try again later"
+    assert late(policy, "a").startswith("waited 20 s for 'a': its server is to be started anew")
+    loading = Policy(queue_limit=9, queue_wait=20)
+    loading.arrive(ticket("a", 0.0), 0.0)
+    assert late(loading, "b") == "waited 20 s for room to load 'b': 'a' is being loaded; try again later"
+
+
+def test_tokens_that_slots_share_are_waited_for() -> None:
+    policy = resident(2, 1, pool=5)
+    big = Ticket(next(_IDS), Model(name="a"), 10.0, credit=1)
+    assert policy.arrive(big, 10.0) == []
+    [command] = policy.expire(31.0)
+    assert isinstance(command, Refuse)
+    assert command.error.message.startswith("waited 20 s for 'a': the tokens that its slots share are in use")
+
+
+@pytest.mark.parametrize(
+    ("takes", "may", "shown"),
+    [
+        (900 << 20, 700 << 20, "it takes 900 MiB of memory and Deck may use 700 MiB"),
+        (24 << 30, 22 << 30, "it takes 24 GiB of memory and Deck may use 22 GiB"),
+        ((16 << 30) + 1, 16 << 30, "it takes 16.1 GiB of memory and Deck may use 16 GiB"),
+    ],
+)
+def test_sizes_are_written_as_people_write_them(takes: int, may: int, shown: str) -> None:
+    policy = Policy(queue_limit=9, queue_wait=20, memory=may)
+    [command] = policy.arrive(Ticket(next(_IDS), Model(name="huge", memory=takes), 0.0), 0.0)
+    assert isinstance(command, Refuse)
+    assert command.error.message == f"no room for 'huge': {shown}"
 
 
 def test_places_and_expected_waits_follow_from_what_was_seen() -> None:

@@ -132,8 +132,13 @@ def test_the_environment_holds_what_a_program_needs_and_no_more(make_profile: Ma
         *("PATH", "HOME", "LC_ALL", "CUDA_VISIBLE_DEVICES", "OWN", "XDG_CONFIG_HOME", "PYTHONUNBUFFERED"),
         "LLAMA_API_KEY",
     }
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "LLAMA_CACHE", "XDG_CACHE_HOME"])
+def test_what_a_download_needs_is_kept_for_one_that_downloads_only(make_profile: MakeProfile, name: str) -> None:
     hf = make_profile(model=None, hf="org/repo:Q4_K_M")
-    assert "HF_TOKEN" in environment(hf, environ, key="k", config_home=Path("/empty"))
+    assert environment(hf, {name: "x"}, key="k", config_home=Path("/empty"))[name] == "x"
+    assert name not in environment(make_profile(), {name: "x"}, key="k", config_home=Path("/empty"))
 
 
 def test_check_finds_what_would_fail(config: Config, make_profile: MakeProfile, tmp_path: Path) -> None:
@@ -167,6 +172,17 @@ def test_check_says_that_another_program_is_no_llama_server(
     other.write_text("#!/bin/sh\nexit 1\n# 2\n", encoding="utf-8")
     (found,) = check_profile(make_profile(binary=str(other), env={"A": "b"}), config)
     assert found == f"{other} is no llama-server that runs: its --help ends with status 1 and says nothing"
+
+
+def test_check_takes_a_script_that_runs_the_engine_with_flags_of_its_own(
+    config: Config, make_profile: MakeProfile, tmp_path: Path
+) -> None:
+    script = tmp_path / "engine"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m deck.engine -t 1 "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    assert check_profile(make_profile("--warmup", binary=str(script)), config) == []
+    (found,) = check_profile(make_profile("--wramup", binary=str(script)), config)
+    assert "did you mean '--warmup'?" in found
 
 
 @pytest.mark.parametrize(

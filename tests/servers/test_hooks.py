@@ -19,7 +19,7 @@ from deck.contracts import ServerState
 from deck.errors import DeckError, NotRunError
 from deck.profile import Hooks, Profile, ServerSettings
 from deck.servers import check_profile
-from deck.servers.hooks import HookError, hook_fault, run_hook
+from deck.servers.hooks import HookError, facts, hook_fault, run_hook
 from deck.servers.process import Process
 
 MakeProfile = Callable[..., Profile]
@@ -97,6 +97,21 @@ def test_each_turn_has_its_hook_with_its_facts(tmp_path: Path, config: Config, m
         await server.stop(grace=1)
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("reason", "told_as"),
+    [
+        ("exited with status 3:\nno memory\n", "exited with status 3: no memory"),
+        ("word " * 400, "word " * 198 + "word…"),
+        ("x" * 2000, "x" * 999 + "…"),
+    ],
+    ids=["lines", "words", "no-words"],
+)
+def test_a_reason_is_one_line_that_ends_behind_a_word(tmp_path: Path, reason: str, told_as: str) -> None:
+    found = facts("on_crash", bare(tmp_path), pid=None, address="", reason=reason)["DECK_REASON"]
+    assert found == told_as
+    assert len(found) <= 1000
 
 
 def test_a_start_that_fails_is_told_as_a_crash(tmp_path: Path, config: Config, make_profile: MakeProfile) -> None:
