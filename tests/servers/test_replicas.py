@@ -413,3 +413,20 @@ async def test_many_refusals_are_few_questions() -> None:
         health = [request for request in fake.requests[asked:] if request.path == "/health"]
         assert len(health) <= (loop.time() - began) / 0.05 + 2
         assert states(remote) == [UP], "one that is busy is not broken"
+
+
+@bounded
+async def test_a_reload_while_it_starts_has_its_servers_asked_with_the_key() -> None:
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen()
+        silent = f"http://127.0.0.1:{hole.getsockname()[1]}"
+        async with fakes(2, api_key="k") as (first, second):
+            remote = Remote(profile_of(silent, api_key_env="KEY"), {"KEY": "k"})
+            starting = asyncio.create_task(remote.start())
+            await until(lambda: remote.key == "k")
+            remote.profile = profile_of(first.url, second.url, api_key_env="KEY")
+            await starting
+            await until(lambda: states(remote) == [UP, UP])
+            assert [backend.key for backend in remote.backends()] == ["k", "k"]
+            await remote.stop(grace=0)
