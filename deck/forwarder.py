@@ -26,6 +26,7 @@ from deck.profile import Profile
 from deck.servers.command import flags
 from deck.servers.remote import Remote, Use
 from deck.shaping import call_plugin
+from deck.steps import apply_profile
 from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import RawResponse
 
@@ -148,8 +149,8 @@ class Forwarder:
             return 0
         server = self._pipeline.board.server(profile.id)
         most = (server.facts.context if server is not None else None) or _ALL
-        budget = profile.force.get("max_tokens", asked.text.sampling.get("max_tokens"))
-        return most if budget is None else min(most, len(json.dumps(asked.fields)) + max(int(budget), 1))
+        budget = apply_profile(asked.text, profile, {}, Report()).sampling.get("max_tokens")
+        return most if budget is None or budget < 0 else min(most, len(json.dumps(asked.fields)) + max(int(budget), 1))
 
     async def broken(self, server: Server, exc: httpx.HTTPError) -> DeckError:
         """Return what a failure of the transport means, with the reason of a server that died."""
