@@ -156,6 +156,10 @@ class Forwarder:
         """Return what a failure of the transport means, with the reason of a server that died."""
         return await self._client.broken(server, exc)
 
+    async def settle(self, response: RawResponse) -> None:
+        """Read the end of an answer that has said all, for a moment, so that its connection can serve again."""
+        await self._client.settle(response)
+
     def _sent(self, exchange: Exchange, order: Order, server: Server) -> tuple[bytes, Pieces]:
         """Return the type and the pieces of the body that the backend gets."""
         profile, asked = exchange.profile, order.asked
