@@ -147,7 +147,7 @@ def without_paths(error: DeckError) -> DeckError:
     message = hide_paths(error.message) if error.kind in _OF_THE_HOST else error.message
     if message == error.message:
         return error
-    return DeckError(
+    shown = DeckError(
         error.kind,
         message,
         param=error.param,
@@ -156,3 +156,5 @@ def without_paths(error: DeckError) -> DeckError:
         limits=error.limits,
         should_retry=error.should_retry,
     )
+    shown.__cause__ = error.__cause__  # what it says of the server stays so
+    return shown

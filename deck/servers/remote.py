@@ -102,7 +102,7 @@ class Remote:
         known = {backend.url: backend for backend in self._backends}
         self._profile = profile
         for backend in self._backends:
-            backend.profile = profile
+            backend.renew(profile)
         urls = profile.server.addresses
         self._backends = [known.pop(url) if url in known else Backend(profile, url, self._jitter) for url in urls]
         for backend in self._backends:

@@ -215,6 +215,8 @@ def test_events_are_passed_on_one_by_one(deck: App, kept: Kept) -> None:
         ({"model": "t", "timestamp_granularities[]": "letter"}, {"file": WAV}, "timestamp_granularities[0]"),
         ({"model": ["t", "t"]}, {"file": WAV}, "model"),
         ({"model": "t", "user": "x"}, {"file": WAV}, "user"),
+        ({"model": "t", "extra_body[language]": "de"}, {"file": WAV}, "extra_body[language]"),
+        ({"model": "t", "extra_body": "{}"}, {"file": WAV}, "extra_body"),
     ],
     ids=str,
 )
