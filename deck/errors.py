@@ -117,25 +117,44 @@ def overflow(overrun: Overrun, *, of: str = "messages", said: str = "") -> DeckE
 
 
 _OF_THE_HOST = (ErrorKind.INTERNAL, ErrorKind.UPSTREAM, ErrorKind.UNAVAILABLE, ErrorKind.UPSTREAM_TIMEOUT)
-# Absolute paths of two steps at least; the routes of the API are none.
-_PATH = re.compile(r"(?:(?<![\w/:.])|(?<=unix://))/(?!v1/)(?:[\w.@+~-]+/)+([\w.@+~-]+)")
+# What stands where in a path: a name's own letters, and what may stand between two of them in a directory's name.
+_LETTERS = r"""[^\s'"/:;,()<>|]"""
+_BETWEEN = r"[ ,()]"
+# After a file's name, a fraction or a choice of two words there is no more of a path.
+_NO_MORE = r"(?<!\.[A-Za-z]{2})(?<!\.[A-Za-z]{3})(?<!\.[A-Za-z]{4})(?<!\.[A-Za-z]{5})"
+_NO_STEP = rf"(?!\d+/\d+(?!{_LETTERS}|/)|and/or\b)"
+_DIRECTORY = rf"\(*{_LETTERS}++(?:{_NO_MORE}{_BETWEEN}++{_NO_STEP}{_LETTERS}++)*+\)*+/++"
+# URLs with a host are left as they are. Paths are absolute and of two steps at least; the routes of the API are none.
+_PATH = re.compile(
+    r"""\b(?!file:)[A-Za-z][\w+.-]*://[^\s/'"][^\s'"<>]*"""
+    rf"""|(?:(?<![\w/:.\]])|(?<=://)|(?<=:)(?!//)|(?<=file://localhost))/++(?!v1/(?!\S*\.\.))"""
+    rf"""(?:(?<=['"]/)[^'"\n]*/([^'"/\n]+)(?=['"])|(?:{_DIRECTORY})+({_LETTERS}+))"""
+)
 
 
 def hide_paths(text: str) -> str:
     """Return a text in which only the last steps of the host's paths are left."""
-    return _PATH.sub(r"…/\1", text)
+    return _PATH.sub(_last_step, text)
+
+
+def _last_step(found: re.Match[str]) -> str:
+    last = found[1] or found[2]
+    return f"…/{last}" if last else found[0]
 
 
 def without_paths(error: DeckError) -> DeckError:
     """Return the error as a client may see it who does not operate the host: of the host's paths, their last steps."""
-    if error.kind not in _OF_THE_HOST or not _PATH.search(error.message):
+    message = hide_paths(error.message) if error.kind in _OF_THE_HOST else error.message
+    if message == error.message:
         return error
-    return DeckError(
+    shown = DeckError(
         error.kind,
-        hide_paths(error.message),
+        message,
         param=error.param,
         code=error.code,
         retry_after=error.retry_after,
         limits=error.limits,
         should_retry=error.should_retry,
     )
+    shown.__cause__ = error.__cause__  # what it says of the server stays so
+    return shown

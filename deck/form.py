@@ -32,6 +32,9 @@ def values_of(sections: Iterable[Section], table: Table) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in sections:
         name, inner = name_of(section)
+        if name == "extra_body":
+            where = section.name[:_SHOWN]
+            raise invalid(f"{where}: a form has no extra_body; send its members as parts of their own", where)
         row = table.find(name)
         item = _value(section, name, row, is_one=inner == "[]")
         if inner not in ("", "[]"):

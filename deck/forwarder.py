@@ -26,6 +26,7 @@ from deck.profile import Profile
 from deck.servers.command import flags
 from deck.servers.remote import Remote, Use
 from deck.shaping import call_plugin
+from deck.steps import apply_profile
 from deck.upstream.client import UpstreamClient
 from deck.upstream.transport import RawResponse
 
@@ -149,12 +150,16 @@ class Forwarder:
             return 0
         server = self._pipeline.board.server(profile.id)
         most = (server.facts.context if server is not None else None) or _ALL
-        budget = profile.force.get("max_tokens", asked.text.sampling.get("max_tokens"))
-        return most if budget is None else min(most, len(json.dumps(asked.fields)) + max(int(budget), 1))
+        budget = apply_profile(asked.text, profile, {}, Report()).sampling.get("max_tokens")
+        return most if budget is None or budget < 0 else min(most, len(json.dumps(asked.fields)) + max(int(budget), 1))
 
     async def broken(self, server: Server, exc: httpx.HTTPError) -> DeckError:
         """Return what a failure of the transport means, with the reason of a server that died."""
         return await self._client.broken(server, exc)
+
+    async def settle(self, response: RawResponse) -> None:
+        """Read the end of an answer that has said all, for a moment, so that its connection can serve again."""
+        await self._client.settle(response)
 
     def _sent(self, exchange: Exchange, order: Order, server: Server) -> tuple[bytes, Pieces]:
         """Return the type and the pieces of the body that the backend gets."""

@@ -6,6 +6,7 @@ events one by one. What breaks after its beginning ends in an error event, else 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -17,7 +18,7 @@ from deck.body import read_body, whole_body
 from deck.canon.events import Event, Failed
 from deck.contracts import Route
 from deck.endpoint import Endpoint
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, hide_paths
 from deck.forwarder import Forwarder, Order
 from deck.http import Receive, Scope, Send, header
 from deck.operation import Operation
@@ -32,6 +33,8 @@ from deck.upstream.transport import RawResponse
 _ANSWER_LIMIT = 128 << 20
 _ALIVE = b": alive\n\n"
 _DONE = b"[DONE]"
+# How many seconds something may still come behind the event that ends an answer.
+_BEHIND = 1.0
 # Of the backend's headers these go with the bytes; all others are Deck's own.
 _PASSED = (b"content-type", b"content-length", b"content-encoding", b"content-disposition")
 
@@ -51,7 +54,7 @@ class OperationEndpoint:
 class _Forwarding(Serving):
     """The life of one exchange of an operation."""
 
-    __slots__ = ("forwarder", "operation", "order", "usage")
+    __slots__ = ("forwarder", "is_done", "left", "operation", "order", "usage")
 
     def __init__(
         self,
@@ -67,6 +70,8 @@ class _Forwarding(Serving):
         self.operation = operation
         self.order: Order | None = None
         self.usage: tuple[int | None, int | None] = (None, None)
+        self.left = 1
+        self.is_done = False
 
     async def _admit(self) -> None:
         """Check the token, then read and prepare the body."""
@@ -174,45 +179,76 @@ class _Forwarding(Serving):
         await reply.end()
 
     async def _pass_events(self, response: RawResponse) -> None:
-        cutter, is_over = FrameCutter(), False
-        while chunk := await self._next(response):
+        cutter = FrameCutter()
+        until: float | None = None
+        self.left, self.is_done = self._wanted, False
+        while chunk := await (self._next(response) if until is None else self._behind(response, until)):
             try:
                 frames = cutter.feed(chunk)
             except SSEError as exc:
+                if until is not None:
+                    break
                 raise DeckError(ErrorKind.UPSTREAM, f"the backend of {self._model!r} sent {exc}") from exc
-            shown, is_last = self._shown(frames)
-            is_over = is_over or is_last
-            if shown:
-                await self.reply.frames(shown)
-        shown, is_last = self._shown([frame for frame in cutter.end() if _is_whole(frame)])
-        if shown:
-            await self.reply.frames(shown)
-        if not is_over and not is_last:
+            await self._show(frames)
+            if self.is_done:
+                break
+            if self.left <= 0 and until is None:
+                until = asyncio.get_running_loop().time() + _BEHIND
+        await self._show([frame for frame in cutter.end() if _is_whole(frame)])
+        if self.left == self._wanted and not self.is_done:
             message = f"the backend of {self._model!r} ended its answer in the middle"
             raise DeckError(ErrorKind.UPSTREAM, message, retry_after=2)
+        if until is None:
+            await self.forwarder.settle(response)
         await self.reply.end()
 
-    def _shown(self, frames: list[bytes]) -> tuple[bytes, bool]:
-        """Return frames as the client gets them, and whether one of them ends the stream."""
-        shown, is_last = [], False
+    @property
+    def _wanted(self) -> int:
+        """How many events end a stream: one for each image that was asked for."""
+        count = self.order.asked.fields.get("n") if self.order is not None else None
+        return count if type(count) is int and count > 0 else 1
+
+    async def _behind(self, response: RawResponse, until: float) -> bytes:
+        """Return what comes behind the last event, b"" = no more: what breaks there is no part of the answer."""
+        try:
+            async with asyncio.timeout_at(until):
+                return await response.next_chunk()
+        except (TimeoutError, httpx.HTTPError):
+            return b""
+
+    async def _show(self, frames: list[bytes]) -> None:
+        """Send frames as the client gets them, and note which of them end the stream."""
+        shown = []
         for frame in frames:
             data = payload_of(frame)
             event = _object(data)
             if event is not None:
-                is_last = self._judge(event) or is_last
-                if isinstance(event.get("model"), str):
-                    frame = with_payload(frame, json.dumps({**event, "model": self.exchange.model}))
+                self._judge(event)
+                told = self._told(event)
+                if told != event:
+                    frame = with_payload(frame, json.dumps(told))
             shown.append(frame)
-            is_last = is_last or data == _DONE
-        return b"".join(shown), is_last
+            self.is_done = self.is_done or data == _DONE
+        if shown:
+            await self.reply.frames(b"".join(shown))
 
-    def _judge(self, event: dict[str, Any]) -> bool:
-        """Note what an event says of the exchange, and tell whether it ends it."""
+    def _judge(self, event: dict[str, Any]) -> None:
+        """Note what an event says of the exchange, and whether it ends it."""
         if event.get("error"):
             self._set_failed(upstream_error(200, event, who="the backend"))
-            return True
+            self.left = 0
+            return
         self._note_usage(event)
-        return self.operation.is_last(event)
+        self.left -= self.operation.is_last(event)
+
+    def _told(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Return an event as the client gets it: the model under its name, of the host's paths their last steps."""
+        changed: dict[str, Any] = {}
+        if isinstance(event.get("model"), str):
+            changed["model"] = self.exchange.model
+        if event.get("error") and not self.exchange.principal.admin:
+            changed["error"] = _without_paths(event["error"])
+        return {**event, **changed} if changed else event
 
     async def _next(self, response: RawResponse) -> bytes:
         """Return what came since the last call, b"" at the orderly end."""
@@ -280,6 +316,14 @@ def _object(data: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _without_paths(error: Any) -> Any:
+    if isinstance(error, str):
+        return hide_paths(error)
+    if isinstance(error, dict):
+        return {name: hide_paths(item) if isinstance(item, str) else item for name, item in error.items()}
+    return error
 
 
 def _count(usage: dict[str, Any], *names: str) -> int | None:

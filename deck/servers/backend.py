@@ -103,7 +103,8 @@ class Backend:
         self.is_known = False
         self.running = 0
         self.wake = asyncio.Event()
-        self._breaker = _breaker(profile, jitter)
+        first, longest = _times(profile)
+        self._breaker = Breaker(jitter, first=first, longest=longest)
         self._is_loading = False
         self._is_suspect = False
         self._was_unreached = False
@@ -113,6 +114,12 @@ class Backend:
         self._latency = 0.0
         self._timed: float | None = None
         self._asked = 0
+
+    def renew(self, profile: Profile) -> None:
+        """Go on with a profile that a reload has changed."""
+        self.profile = profile
+        first, longest = _times(profile)
+        self._breaker.retime(time.monotonic(), first=first, longest=longest)
 
     @property
     def is_suspect(self) -> bool:
@@ -268,10 +275,7 @@ class Backend:
             self._unreached(probe.said)
         else:
             await self._learn(probe)
-            self._well += self._breaker.state(time.monotonic()) is Circuit.HALF_OPEN
-            if self._was_unreached or self._well >= _WELL:
-                self._was_unreached, self._well = False, 0
-                self._breaker.answered()
+            self._said_well()
 
     async def _hear_foreign(self) -> None:
         """Hear of a server that is no llama-server only whether it is ready."""
@@ -279,7 +283,14 @@ class Backend:
             self._unreached("is not ready: nobody listens, or [server] health does not answer 200")
             return
         self.is_known, self._must_learn = True, False
-        self._breaker.answered()
+        self._said_well()
+
+    def _said_well(self) -> None:
+        """Note that it says so; one that broke off exchanges is believed only after it has said so several times."""
+        self._well += self._breaker.state(time.monotonic()) is Circuit.HALF_OPEN
+        if self._was_unreached or self._well >= _WELL:
+            self._was_unreached, self._well = False, 0
+            self._breaker.answered()
 
     async def _learn(self, probe: Probe) -> None:
         """Ask what it is, where that is not known or may have changed."""
@@ -313,9 +324,10 @@ class Backend:
         return ssl.create_default_context() if self.address.tls else None
 
 
-def _breaker(profile: Profile, jitter: Callable[[], float]) -> Breaker:
+def _times(profile: Profile) -> tuple[float, float]:
+    """Return the first and the longest time that its breaker stays open."""
     interval = profile.server.health_interval
-    return Breaker(jitter, first=interval / 5, longest=interval * 6)
+    return interval / 5, interval * 6
 
 
 def _model_of(props: Mapping[str, Any]) -> str | None:

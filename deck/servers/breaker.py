@@ -45,6 +45,12 @@ class Breaker:
         """Failures in a row."""
         return self._failures
 
+    def retime(self, now: float, *, first: float, longest: float) -> None:
+        """Take other times for what opens from now on; what is open ends no later than they allow."""
+        self._first, self._longest = first, longest
+        if self._until is not None:
+            self._until = min(self._until, now + longest)
+
     def state(self, now: float) -> Circuit:
         """Return what it lets through; half-open while a try is under way, too."""
         if self._until is None:

@@ -325,13 +325,13 @@ class Process:
                 props = await probe.props() or {}
                 self._check_own(props)
                 self._facts = facts_of(props, await self._metadata(probe))
-                await self._bring_slots(probe)
         except TimeoutError:
             message = f"was not ready after {limit:g} s; see [server] load_timeout in {self.profile.source}"
             raise self._failure(self._told(message)) from None
         except httpx.HTTPError as exc:
             await self._raise_if_ended()
             raise self._failure(self._told(f"is ready but does not say what it is: {exc}")) from exc
+        await self._bring_slots()
         await self._raise_if_ended()
 
     async def _poll(self, probe: Probe) -> None:
@@ -413,12 +413,14 @@ class Process:
         if tokens:
             _log.info("model %s: %d tokens of its slots are saved", self.profile.id, tokens)
 
-    async def _bring_slots(self, probe: Probe) -> None:
-        """Give the slots what was saved of a server like this one."""
+    async def _bring_slots(self) -> None:
+        """Give the slots what was saved of a server like this one; it takes its own time and never fails a start."""
         self._has_slots_back = False
         if self._slots is None or self._signature is None:
             return
-        if tokens := await self._slots.restore(probe, f"{self._signature} {self._facts.build}"):
+        async with probing(self.address, self._key) as probe:
+            tokens = await self._slots.restore(probe, f"{self._signature} {self._facts.build}")
+        if tokens:
             self._has_slots_back = True
             _log.info("model %s: %d tokens of its slots are restored", self.profile.id, tokens)
 

@@ -27,6 +27,8 @@ _RETRY_AFTER = 5.0
 _BUSY_AGAIN = 2.0
 # Once one server is ready, how long those that are slower to say so are waited for.
 _OTHERS = 1.0
+# How soon a start takes notice of servers that a reload has added.
+_NEW = 0.1
 _LEAST_PAUSE = 0.05
 _MOST_CONVERSATIONS = 4096
 # What two servers of one model may differ in, and what then counts.
@@ -100,16 +102,17 @@ class Remote:
         known = {backend.url: backend for backend in self._backends}
         self._profile = profile
         for backend in self._backends:
-            backend.profile = profile
+            backend.renew(profile)
         urls = profile.server.addresses
         self._backends = [known.pop(url) if url in known else Backend(profile, url, self._jitter) for url in urls]
+        for backend in self._backends:
+            backend.key = self._key
         if self._state is not ServerState.READY:
             return
         for gone in known.values():
             self._unwatch(gone)
         for backend in self._backends:
             if backend not in self._watching:
-                backend.key = self._key
                 self._watch(backend)
         self._look()
 
@@ -304,13 +307,18 @@ class Remote:
         return found
 
     async def _ask_all(self) -> None:
-        """Ask all of them; once one is ready the others have a moment more."""
-        asking = {asyncio.ensure_future(backend.ask()) for backend in self._backends}
+        """Ask all of them, and those that come meanwhile; once one is ready the others have a moment more."""
+        asking: dict[asyncio.Future[None], Backend] = {}
         try:
-            waiting = asking
-            while waiting and not any(backend.accepts(time.monotonic()) for backend in self._backends):
-                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if waiting:
+            while not any(backend.accepts(time.monotonic()) for backend in self._backends):
+                asked = set(asking.values())
+                new = [backend for backend in self._backends if backend not in asked]
+                asking.update({asyncio.ensure_future(backend.ask()): backend for backend in new})
+                waiting = [task for task, backend in asking.items() if not task.done() and backend in self._backends]
+                if not waiting:
+                    return
+                await asyncio.wait(waiting, timeout=_NEW, return_when=asyncio.FIRST_COMPLETED)
+            if waiting := [task for task in asking if not task.done()]:
                 await asyncio.wait(waiting, timeout=_OTHERS)
         finally:
             for task in asking:

@@ -88,7 +88,7 @@ class UpstreamClient:
                 response.close()
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
-        raise upstream_error(response.status, content, who=server.profile.backend)
+        raise upstream_error(response.status, content, who=server.profile.backend) from Refusal(response.status)
 
     def _prepared(self, server: Server, route: str) -> Prepared:
         known = self._known.get((id(server), route))

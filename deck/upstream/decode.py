@@ -11,7 +11,7 @@ from typing import Any
 from deck import json
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartKind, Progress, Start, Usage
 from deck.errors import DeckError, ErrorKind
-from deck.upstream.failures import upstream_error
+from deck.upstream.failures import MidAnswer, upstream_error
 from deck.upstream.parts import Parts
 from deck.upstream.sse import SSEDecoder, SSEError
 from deck.upstream.toolcalls import ToolCalls
@@ -342,7 +342,9 @@ def _broken(message: str) -> DeckError:
 
 
 def _cut() -> DeckError:
-    return _broken("the upstream ended the stream before the answer was complete")
+    error = _broken("the upstream ended the stream before the answer was complete")
+    error.__cause__ = MidAnswer()
+    return error
 
 
 def _garbage(payload: bytes) -> DeckError:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from app_support import App, app, error_of
-from operations_support import IMAGES, KINDS, LEAST, ROUTES, post
+from operations_support import IMAGES, KINDS, LEAST, ROUTES, Kept, post
 
 from deck.testing.fake_llama import Act, Reply
 
@@ -99,6 +99,50 @@ def test_a_stream_that_ends_well(tmp_path: Path, steps: list[bytes]) -> None:
 def test_an_error_event_of_the_backend_is_passed_on(tmp_path: Path) -> None:
     frame = b'event: error\ndata: {"error":{"message":"out of paint"}}\n\n'
     assert stream_of(tmp_path, PARTIAL, frame).content == PARTIAL + frame
+
+
+@pytest.mark.parametrize(
+    "error",
+    [{"message": "no /srv/secret/state", "type": "server_error"}, "no /srv/secret/state"],
+    ids=["object", "text"],
+)
+def test_an_error_event_tells_paths_to_operators_alone(tmp_path: Path, error: Any) -> None:
+    frame = b'event: error\ndata: {"error": %b, "id": 7}\n\n' % json.dumps(error).encode()
+    body = {"model": "i", "prompt": "x", "stream": True}
+    with app(tmp_path, profiles=KINDS, routes={"/v1/images/generations": Reply(steps=[PARTIAL, frame])}) as running:
+        _, plain = running.tokens.create("plain")
+        assert post(running, "/v1/images/generations", json=body).content == PARTIAL + frame
+        shown = post(running, "/v1/images/generations", json=body, token=plain).content
+    told = json.loads(shown.removeprefix(PARTIAL).partition(b"data: ")[2])
+    assert shown.startswith(PARTIAL + b"event: error\n")
+    assert told == {"error": json.loads(json.dumps(error).replace("/srv/secret/", "…/")), "id": 7}
+
+
+@pytest.mark.parametrize("last", [COMPLETED, b"data: [DONE]\n\n"])
+@pytest.mark.parametrize("end", [Act.CLOSE, Act.RESET, Act.STALL, b'data: {"type":', b"data: " + b"x" * (17 << 20)])
+def test_what_breaks_behind_the_last_event_is_no_part_of_the_answer(tmp_path: Path, last: bytes, end: Any) -> None:
+    reply = Reply(steps=[PARTIAL + last, end])
+    patient = {"p": 'id = "p"\nkind = "image"\n{server}stall_timeout = "1h"\n'}
+    with app(tmp_path, profiles=patient, routes={"/v1/images/generations": reply}) as running:
+        found = Kept()
+        running.deck.endpoint._observers = [*running.deck.endpoint._observers, found]
+        body = {"model": "p", "prompt": "x", "stream": True}
+        assert post(running, "/v1/images/generations", json=body).content == PARTIAL + last
+        assert [record.outcome for record in found.records] == ["ok"]
+        assert running.deck.board.running("p") == 0
+
+
+def test_a_stream_ends_with_the_last_of_several_images(tmp_path: Path) -> None:
+    """What comes behind the first is no rest: it may take its time, and is missed if it breaks."""
+    body = {"model": "i", "prompt": "x", "stream": True, "n": 2}
+    reply = Reply(steps=[COMPLETED, Act.CLOSE])
+    with app(tmp_path, profiles=KINDS, routes={"/v1/images/generations": reply}) as running:
+        answer = post(running, "/v1/images/generations", json=body).content
+    assert answer.startswith(COMPLETED + b"event: error")
+    with app(
+        tmp_path / "x", profiles=KINDS, routes={"/v1/images/generations": Reply(steps=[COMPLETED * 2, Act.CLOSE])}
+    ) as running:
+        assert post(running, "/v1/images/generations", json=body).content == COMPLETED * 2
 
 
 def test_a_stream_that_breaks_before_its_first_byte_has_a_status(tmp_path: Path) -> None:

@@ -215,6 +215,8 @@ def test_events_are_passed_on_one_by_one(deck: App, kept: Kept) -> None:
         ({"model": "t", "timestamp_granularities[]": "letter"}, {"file": WAV}, "timestamp_granularities[0]"),
         ({"model": ["t", "t"]}, {"file": WAV}, "model"),
         ({"model": "t", "user": "x"}, {"file": WAV}, "user"),
+        ({"model": "t", "extra_body[language]": "de"}, {"file": WAV}, "extra_body[language]"),
+        ({"model": "t", "extra_body": "{}"}, {"file": WAV}, "extra_body"),
     ],
     ids=str,
 )
@@ -359,6 +361,28 @@ def test_infilling_promises_what_it_may_take(tmp_path: Path, limit: int | None, 
         post(running, "/tokenize", json={"model": "m1", "content": "a"})
     assert promised[-1] == 0
     assert promised[0] == most if most == 4096 else 150 <= promised[0] <= most
+
+
+def test_infilling_promises_all_where_the_limit_is_dropped(tmp_path: Path) -> None:
+    dropped = 'id = "dropped"\ndrop = ["max_tokens"]\n{server}'
+    bounded = dropped.replace('"dropped"', '"bounded"') + "[limits]\nmax_tokens = 7\n"
+    with app(tmp_path, profiles={"dropped": dropped, "bounded": bounded}, routes=ROUTES) as running:
+        board = running.deck.board
+        promised: list[int] = []
+        acquire = board.acquire
+
+        async def watch(profile: Any, token: str = "", credit: int = 0, claim: Any = None) -> Any:
+            promised.append(credit)
+            return await acquire(profile, token, credit, claim)
+
+        for model in ("dropped", "bounded"):
+            body = {"model": model, "input_prefix": "a", "input_suffix": "b", "n_predict": 8}
+            post(running, "/infill", json=body)  # so that it is loaded
+            board.acquire = watch  # type: ignore[method-assign]  # to see what is promised
+            post(running, "/infill", json=body)
+            board.acquire = acquire  # type: ignore[method-assign]  # as it was
+    assert promised[0] == 4096
+    assert promised[1] < 200
 
 
 def test_infilling_streams(tmp_path: Path) -> None:

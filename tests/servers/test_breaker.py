@@ -147,3 +147,13 @@ def test_it_never_stays_shut_for_longer_than_its_longest_time(events: list[tuple
         assert 0 <= found.retry_in(now) <= 8.0001
     found.abandon()
     assert found.allows(now + 8.0001)
+
+
+def test_other_times_hold_for_what_is_open_too() -> None:
+    found = opened()
+    found.retime(0.5, first=0.1, longest=0.4)
+    assert found.retry_in(0.5) == pytest.approx(0.4)
+    found.succeeded()
+    for _ in range(3):
+        found.failed(10)
+    assert found.retry_in(10) == pytest.approx(0.1)

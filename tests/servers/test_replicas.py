@@ -17,6 +17,7 @@ import pytest
 from deck.contracts import Facts, Replica, ReplicaState, Replicated, ServerState
 from deck.errors import DeckError, ErrorKind
 from deck.profile import Profile, ServerSettings
+from deck.servers.backend import Backend, Fate
 from deck.servers.check import replica_notes
 from deck.servers.remote import Remote, Use, common_facts
 from deck.testing.fake_llama import Act, FakeLlama, Reply, refuse
@@ -413,3 +414,51 @@ async def test_many_refusals_are_few_questions() -> None:
         health = [request for request in fake.requests[asked:] if request.path == "/health"]
         assert len(health) <= (loop.time() - began) / 0.05 + 2
         assert states(remote) == [UP], "one that is busy is not broken"
+
+
+@bounded
+async def test_a_reload_while_it_starts_has_its_servers_asked_with_the_key() -> None:
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen()
+        silent = f"http://127.0.0.1:{hole.getsockname()[1]}"
+        async with fakes(2, api_key="k") as (first, second):
+            remote = Remote(profile_of(silent, api_key_env="KEY"), {"KEY": "k"})
+            starting = asyncio.create_task(remote.start())
+            await until(lambda: remote.key == "k")
+            remote.profile = profile_of(first.url, second.url, api_key_env="KEY")
+            await starting
+            await until(lambda: states(remote) == [UP, UP])
+            assert [backend.key for backend in remote.backends()] == ["k", "k"]
+            await remote.stop(grace=0)
+
+
+@bounded
+async def test_other_times_of_a_reload_hold_for_servers_that_stay() -> None:
+    async with fakes(1) as (fake,), running(fake.url, health_interval=300) as remote:
+        backend = remote.backends()[0]
+        remote.profile = profile_of(fake.url, health_interval=1)
+        assert remote.backends()[0] is backend
+        for _ in range(3):
+            backend.begin(0.0)
+            backend.end(0.0, Fate.BROKE, "gone", is_try=False)
+        assert backend.retry_in(0.0) == pytest.approx(0.2, rel=0.3)
+
+
+@bounded
+async def test_one_that_only_listens_is_left_alone_once_it_breaks_what_it_is_asked() -> None:
+    """Of a server that is no llama-server only that is known, and it says nothing of its answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        settings = ServerSettings(urls=(url,), health_interval=30)
+        backend = Backend(Profile(id="v", kind="speech", server=settings), url, lambda: 1.0)
+        await backend.ask()
+        taken = 0
+        while backend.accepts(now := asyncio.get_running_loop().time()):
+            taken += 1
+            assert taken <= 3
+            backend.end(now, Fate.BROKE, "silent", is_try=backend.begin(now))
+            await backend.ask()
+        assert taken == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from e2e.live import live_deck
 from engine_support import MODEL, needs_engine
 
 from deck.config import Config
+from deck.contracts import ServerState
 from deck.profile import Profile, ServerSettings
 from deck.servers.command import setting_faults
+from deck.servers.process import Process
 from deck.servers.slots import SlotFiles, remove_old, signature_of
 
 
@@ -122,6 +125,33 @@ def test_the_flag_is_decks_while_the_key_is_set(tmp_path: Path, config: Config) 
     server = ServerSettings(model=tmp_path / "x.gguf", save_slots=True, args=("--slot-save-path", "/x"))
     [fault] = setting_faults(Profile(id="a", server=server))
     assert "beside save_slots" in fault
+
+
+def test_a_restore_takes_its_own_time_and_none_of_the_loads(
+    config: Config, make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is ready: an hour that its cache takes fails no start."""
+    brought: list[str] = []
+
+    async def restore(self: SlotFiles, probe: Any, signature: str) -> int:
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        loop.time = lambda: real() + 3600  # type: ignore[method-assign]  # so that what is due by then happens now
+        for _ in range(5):
+            await asyncio.sleep(0)
+        loop.time = real  # type: ignore[method-assign]  # as it was
+        brought.append(signature)
+        return 5
+
+    monkeypatch.setattr(SlotFiles, "restore", restore)
+
+    async def main() -> None:
+        server = Process(make_profile(save_slots=True), config)
+        await server.start()
+        assert (server.state, len(brought)) == (ServerState.READY, 1)
+        await server.stop(grace=5)
+
+    asyncio.run(main())
 
 
 @pytest.mark.engine
