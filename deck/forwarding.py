@@ -200,7 +200,7 @@ class _Forwarding(Serving):
         await self._show([frame for frame in cutter.end() if _is_whole(frame)])
         if self.left == self._wanted and not self.is_done:
             message = f"the backend of {self._model!r} ended its answer in the middle"
-            raise DeckError(ErrorKind.UPSTREAM, message, retry_after=2)
+            raise DeckError(ErrorKind.UPSTREAM, message, retry_after=2) from MidAnswer()
         if until is None:
             await self.forwarder.settle(response)
         await self.reply.end()
