@@ -7,6 +7,7 @@ events one by one. What breaks after its beginning ends in an error event, else 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -33,6 +34,8 @@ from deck.upstream.transport import RawResponse
 _ANSWER_LIMIT = 128 << 20
 _ALIVE = b": alive\n\n"
 _DONE = b"[DONE]"
+# A frame that tells of an error in its own words.
+_ERROR = re.compile(rb"^(?:event: ?error\b|error:)", re.MULTILINE)
 # How many seconds something may still come behind the event that ends an answer.
 _BEHIND = 1.0
 # Of the backend's headers these go with the bytes; all others are Deck's own.
@@ -197,7 +200,7 @@ class _Forwarding(Serving):
         await self._show([frame for frame in cutter.end() if _is_whole(frame)])
         if self.left == self._wanted and not self.is_done:
             message = f"the backend of {self._model!r} ended its answer in the middle"
-            raise DeckError(ErrorKind.UPSTREAM, message, retry_after=2)
+            raise DeckError(ErrorKind.UPSTREAM, message, retry_after=2) from MidAnswer()
         if until is None:
             await self.forwarder.settle(response)
         await self.reply.end()
@@ -227,6 +230,8 @@ class _Forwarding(Serving):
                 told = self._told(event)
                 if told != event:
                     frame = with_payload(frame, json.dumps(told))
+            elif _ERROR.search(frame) and not self.exchange.principal.admin:
+                frame = hide_paths(frame.decode(errors="surrogateescape")).encode(errors="surrogateescape")
             shown.append(frame)
             self.is_done = self.is_done or data == _DONE
         if shown:
@@ -246,8 +251,11 @@ class _Forwarding(Serving):
         changed: dict[str, Any] = {}
         if isinstance(event.get("model"), str):
             changed["model"] = self.exchange.model
-        if event.get("error") and not self.exchange.principal.admin:
-            changed["error"] = _without_paths(event["error"])
+        if not self.exchange.principal.admin:
+            if event.get("error"):
+                changed["error"] = _without_paths(event["error"])
+            elif event.get("type") == "error":
+                changed |= _without_paths({name: item for name, item in event.items() if name != "model"})
         return {**event, **changed} if changed else event
 
     async def _next(self, response: RawResponse) -> bytes:

@@ -72,7 +72,7 @@ class HookRunner:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
 
     async def run(self, profile: Profile, told: Mapping[str, str]) -> None:
         """Run the hook of the event that is told, and log what it printed.
@@ -87,8 +87,16 @@ class HookRunner:
     def spawn(self, profile: Profile, told: Mapping[str, str]) -> None:
         """Run a hook that nobody waits for; a failure is logged."""
         task = asyncio.get_running_loop().create_task(self._run_logged(profile, told))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = told["DECK_EVENT"]
+        task.add_done_callback(self._tasks.pop)
+
+    async def end(self, event: str) -> None:
+        """End the hooks of an event that still run: their time is over."""
+        tasks = [task for task, running in self._tasks.items() if running == event]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def settle(self) -> None:
         """Wait until those that were spawned have ended; each has a limit of its own."""
@@ -119,8 +127,8 @@ async def run_hook(profile: Profile, event: str, told: Mapping[str, str], enviro
     if program is None:
         raise HookError(f"the hook {event} cannot be run: {argv[0]!r} is no program")
     limit = profile.hooks.timeout
-    try:
-        child = await asyncio.create_subprocess_exec(
+    spawning = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
             *guarded([program, *argv[1:]]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -129,6 +137,15 @@ async def run_hook(profile: Profile, event: str, told: Mapping[str, str], enviro
             cwd=directory if directory.is_dir() else None,
             start_new_session=True,
         )
+    )
+    try:
+        child = await asyncio.shield(spawning)
+    except asyncio.CancelledError:
+        # A hook that is ended must still learn of a child that was just made, or it would leak.
+        await asyncio.wait({spawning})
+        if spawning.exception() is None:
+            await _end(spawning.result())
+        raise
     except OSError as exc:
         raise HookError(f"the hook {event} cannot be run: {exc.strerror}") from exc
     printed: deque[bytes] = deque(maxlen=1)

@@ -80,7 +80,10 @@ class Journal:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._keep(line)
-        while len(self._rest) > _LINE_BYTES:
+        # What follows may be the rest of a secret that has begun: so much of a long line is not cut off yet.
+        overlap = len(self._secret) - 1 if self._secret else 0
+        self._rest = self._without_secret(self._rest)
+        while len(self._rest) > _LINE_BYTES + overlap:
             self._keep(self._rest[:_LINE_BYTES])
             self._rest = self._rest[_LINE_BYTES:]
 

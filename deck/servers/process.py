@@ -194,6 +194,7 @@ class Process:
         if self._condemned is None:
             self._state = ServerState.DRAINING
         try:
+            await self._hooks.end("after_ready")
             if was_ready:
                 await self._keep_slots()
             self._signal(signal.SIGTERM)

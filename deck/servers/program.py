@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,14 @@ import httpx
 from deck.contracts import Address, Facts
 from deck.profile import Profile
 from deck.servers.command import Binary, setting_faults
+from deck.servers.listener import listens
 from deck.servers.place import free_port, make_place
 from deck.servers.probe import probing
 from deck.servers.process import Process
+from deck.servers.vitals import LoadPulse
 
 _POLL_FIRST, _POLL_MOST, _POLL_GROWTH = 0.02, 0.25, 1.5
+_LOOK = 1.0
 _PORT, _SOCKET = "{port}", "{socket}"
 
 
@@ -71,15 +75,36 @@ class Program(Process):
         limit = self.profile.server.load_timeout
         try:
             async with asyncio.timeout(limit):
-                pause = _POLL_FIRST
-                while not await is_ready(self.address, self.key, self.profile.server.health):
-                    await self._rest(pause)
-                    pause = min(pause * _POLL_GROWTH, _POLL_MOST)
+                await self._poll_listener()
         except TimeoutError:
-            message = f"was not ready after {limit:g} s; see [server] load_timeout in {self.profile.source}"
+            stranger = self._stranger()
+            message = f"was not ready after {limit:g} s{stranger}; see [server] load_timeout in {self.profile.source}"
             raise self._failure(self._told(message)) from None
         await self._raise_if_ended()
         self._facts = Facts()
+
+    async def _poll_listener(self) -> None:
+        pause = _POLL_FIRST
+        looked = time.monotonic()
+        pulse = LoadPulse(looked)
+        # Whoever else listens there is not even asked: the key would go with the question.
+        while not (self._listens() and await is_ready(self.address, self.key, self.profile.server.health)):
+            await self._rest(pause)
+            pause = min(pause * _POLL_GROWTH, _POLL_MOST)
+            now = time.monotonic()
+            if now - looked >= _LOOK:
+                looked = now
+                self._check_alive(pulse, now)
+
+    def _listens(self) -> bool:
+        """Tell whether it lives and may be what listens at its place; where the system does not tell, it may."""
+        if self._pid is None:
+            return False
+        return self.address.uds is not None or listens(self.address.port, self._pid) is not False
+
+    def _stranger(self) -> str:
+        is_taken = self.address.uds is None and self._pid is not None and not self._listens()
+        return f", and does not itself listen on port {self.address.port}" if is_taken else ""
 
 
 async def is_ready(address: Address, key: str | None, health: str | None) -> bool:

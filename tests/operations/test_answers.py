@@ -118,6 +118,24 @@ def test_an_error_event_tells_paths_to_operators_alone(tmp_path: Path, error: An
     assert told == {"error": json.loads(json.dumps(error).replace("/srv/secret/", "…/")), "id": 7}
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'data: {"type":"error","message":"no /srv/secret/state"}\n\n',
+        b"event: error\ndata: no /srv/secret/state \xff\n\n",
+        b'error: {"message":"no /srv/secret/state"}\n\n',
+    ],
+)
+def test_errors_of_other_forms_tell_no_paths_either(tmp_path: Path, frame: bytes) -> None:
+    body = {"model": "i", "prompt": "x", "stream": True}
+    reply = Reply(steps=[frame, COMPLETED])
+    with app(tmp_path, profiles=KINDS, routes={"/v1/images/generations": reply}) as running:
+        _, plain = running.tokens.create("plain")
+        assert post(running, "/v1/images/generations", json=body).content == frame + COMPLETED
+        shown = post(running, "/v1/images/generations", json=body, token=plain).content
+    assert shown == frame.replace(b"/srv/secret/", "…/".encode()) + COMPLETED
+
+
 @pytest.mark.parametrize("last", [COMPLETED, b"data: [DONE]\n\n"])
 @pytest.mark.parametrize("end", [Act.CLOSE, Act.RESET, Act.STALL, b'data: {"type":', b"data: " + b"x" * (17 << 20)])
 def test_what_breaks_behind_the_last_event_is_no_part_of_the_answer(tmp_path: Path, last: bytes, end: Any) -> None:

@@ -19,7 +19,7 @@ from deck.contracts import ServerState
 from deck.errors import DeckError, NotRunError
 from deck.profile import Hooks, Profile, ServerSettings
 from deck.servers import check_profile
-from deck.servers.hooks import HookError, facts, hook_fault, run_hook
+from deck.servers.hooks import HookError, HookRunner, facts, hook_fault, run_hook
 from deck.servers.process import Process
 
 MakeProfile = Callable[..., Profile]
@@ -152,6 +152,47 @@ def test_any_other_failing_hook_changes_nothing(
         assert "the hook on_stop cannot be run" in caplog.text
 
     run(main())
+
+
+def test_a_stop_ends_what_still_runs_since_it_was_ready(
+    config: Config, make_profile: MakeProfile, tmp_path: Path
+) -> None:
+    code = f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nimport time\ntime.sleep(60)"
+
+    async def main() -> None:
+        hooks = {"after_ready": [sys.executable, "-c", code], "on_stop": teller(tmp_path), "timeout": "60s"}
+        server = Process(hooked(make_profile(), **hooks), config)
+        await server.start()
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        async with asyncio.timeout(15):
+            await server.stop(grace=5)
+        assert not is_running(int((tmp_path / "pid").read_text()))
+        assert [item["DECK_EVENT"] for item in told(tmp_path)] == ["on_stop"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_hook_that_is_ended_at_once_leaves_nothing(tmp_path: Path, turns: int) -> None:
+    """Whenever it is ended: also while its process is being made."""
+    code, before = "import time\ntime.sleep(60)", children()
+
+    async def main() -> None:
+        profile = bare(tmp_path, after_ready=[sys.executable, "-c", code])
+        runner = HookRunner(os.environ)
+        runner.spawn(profile, {"DECK_EVENT": "after_ready", "DECK_MODEL": str(tmp_path)})
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await runner.end("after_ready")
+        await runner.settle()
+
+    run(main())
+    assert not [pid for pid in children() if pid not in before and is_running(pid)]
+
+
+def children() -> list[int]:
+    found = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(pid) for pid in found.read_text(encoding="utf-8").split()] if found.exists() else []
 
 
 def test_a_hook_that_takes_too_long_is_killed_with_what_it_started(tmp_path: Path) -> None:

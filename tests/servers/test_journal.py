@@ -40,6 +40,19 @@ def test_an_endless_line_takes_no_memory(tmp_path: Path) -> None:
     assert sum(map(len, journal.tail)) <= 2 * 4096
 
 
+@pytest.mark.parametrize("at", [*range(4096 - 45, 4096 + 2), 2 * 4096 - 20])
+@pytest.mark.parametrize("step", [1000, 1 << 20])
+def test_a_secret_in_a_long_line_is_kept_nowhere(tmp_path: Path, at: int, step: int) -> None:
+    secret = "".join(chr(65 + number % 26) for number in range(43))
+    printed = b"." * at + secret.encode() + b"-" * 5000
+    journal = Journal(tmp_path / "x.log", keep=20, secret=secret)
+    for start in range(0, len(printed), step):
+        journal.write(printed[start : start + step])
+    journal.close()
+    kept = [journal.path.read_text(encoding="utf-8").replace("\n", ""), "".join(journal.tail)]
+    assert kept == ["." * at + "[key]" + "-" * 5000] * 2
+
+
 def test_a_file_that_cannot_be_written_loses_no_line_in_memory(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "missing" / "x.log", keep=2)
     journal.write(b"said\n")

@@ -93,6 +93,45 @@ def test_it_is_ready_when_its_health_says_so(config: Config, make: Make) -> None
     run(main())
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("health", [None, "/health"])
+def test_whoever_else_listens_on_its_port_is_neither_taken_for_it_nor_asked(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, health: str | None
+) -> None:
+    async def main() -> None:
+        asked: list[object] = []
+
+        def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(writer.get_extra_info("peername"))
+            writer.close()
+
+        async with await asyncio.start_server(note, "127.0.0.1", 0) as stranger:
+            port = stranger.sockets[0].getsockname()[1]
+            monkeypatch.setattr("deck.servers.program.free_port", lambda: port)
+            command = (PYTHON, "-c", "import time; time.sleep(60)", "{port}")
+            settings = ServerSettings(command=command, health=health, load_timeout=1)
+            server = Program(Profile(id="voice", kind="speech", server=settings, source=tmp_path / "v.toml"), config)
+            with pytest.raises(DeckError, match=f"does not itself listen on port {port}"):
+                await server.start()
+            assert server.state is ServerState.FAILED
+            assert asked == []
+
+    run(main())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_load_without_a_sign_of_life_is_given_up(config: Config, tmp_path: Path) -> None:
+    async def main() -> None:
+        command = (PYTHON, "-c", "import time; time.sleep(60)", "{port}")
+        settings = ServerSettings(command=command, load_stall=1, load_timeout=25)
+        server = Program(Profile(id="voice", kind="speech", server=settings, source=tmp_path / "v.toml"), config)
+        with pytest.raises(DeckError, match=r"hung: for 1 s it printed nothing.*see \[server\] load_stall"):
+            await server.start()
+        assert server.pid is None
+
+    run(main())
+
+
 def test_it_gets_a_key_only_where_it_says_in_which_variable(config: Config, make: Make) -> None:
     async def main() -> None:
         server = Program(make("--port={port}", "--key-variable=VOICE_KEY", api_key_env="VOICE_KEY"), config)
