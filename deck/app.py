@@ -38,6 +38,7 @@ from deck.routing import Router
 from deck.scheduler.board import Board
 from deck.scheduler.policy import Policy
 from deck.servers import LocalLauncher
+from deck.servers.gguf import facts_of_file
 from deck.servers.memory import estimate_memory
 from deck.serving import error_headers
 from deck.tending import Tender
@@ -130,6 +131,9 @@ class Deck:
         launcher = self._launcher_of(profile)
         return launcher.faulty(profile) if isinstance(launcher, LocalLauncher) else None
 
+    def _flags_of(self, profile: Profile) -> Sequence[str]:
+        return self.plugins.family(profile, facts_of_file(profile.server.model))[0].arguments()
+
     def reload(self, *, dry_run: bool = False) -> Change:
         """Read the profiles anew and go on with them; running answers go on, and so do servers launched the same way.
 
@@ -147,7 +151,7 @@ class Deck:
             raise invalid(f"nothing is reloaded: {exc}") from exc
         if not dry_run:
             self.profiles_fault = None
-        change = compare(old, new)
+        change = compare(old, new, self._flags_of)
         if dry_run:
             return change
         if not change.is_empty:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +67,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
-def compare(old: Catalog, new: Catalog) -> Change:
-    """Return what changes between two sets of profiles."""
+def compare(old: Catalog, new: Catalog, flags_of: Callable[[Profile], Sequence[str]] = lambda profile: ()) -> Change:
+    """Return what changes between two sets of profiles; `flags_of` tells what a model's family starts a server with."""
     before = {profile.id: profile for profile in old.profiles}
     after = {profile.id: profile for profile in new.profiles}
     both = [name for name in before if name in after]
-    relaunched = [name for name in both if launch_of(before[name]) != launch_of(after[name])]
+    relaunched = [name for name in both if _is_relaunched(before[name], after[name], flags_of)]
     return Change(
         added=tuple(name for name in after if name not in before),
         removed=tuple(name for name in before if name not in after),
@@ -81,6 +81,13 @@ def compare(old: Catalog, new: Catalog) -> Change:
             name for name in both if name not in relaunched and before[name].model_dump() != after[name].model_dump()
         ),
     )
+
+
+def _is_relaunched(old: Profile, new: Profile, flags_of: Callable[[Profile], Sequence[str]]) -> bool:
+    if launch_of(old) != launch_of(new):
+        return True
+    is_started = not (new.server.is_remote or new.server.command)
+    return is_started and old.family != new.family and tuple(flags_of(old)) != tuple(flags_of(new))
 
 
 def launch_of(profile: Profile) -> dict[str, Any]:

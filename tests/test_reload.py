@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_support import TOKEN, App, app, error_of
+from app_support import BODY, TOKEN, App, app, error_of
 
 from deck.catalog import Catalog
 from deck.errors import DeckError
@@ -143,6 +143,27 @@ def test_new_defaults_apply_at_once_and_the_server_goes_on(changing: Changing) -
     assert changing.running.deck.board.server("m1") is server
     assert server is not None
     assert server.profile.server.stall_timeout == 7
+
+
+def test_a_running_server_may_be_silent_as_long_as_the_new_profile_says(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    def reply(request: Received) -> Reply:
+        return say("Hello") if not running.fake.chats[1:] else Reply(steps=say("Hello").steps, before_headers=gate)
+
+    with app(tmp_path, reply) as running:
+        changing = Changing(running, tmp_path / "profiles")
+        changing.reload()
+        assert changing.asked("m1") == 200
+        changing.write("m1", 'id = "m1"\n{server}stall_timeout = "200ms"\n')
+        assert changing.reload()["changed"] == ["m1"]
+
+        async def silent() -> int:
+            async with asyncio.timeout(10):
+                headers = {"authorization": f"Bearer {TOKEN}"}
+                return (await running.client.post("/v1/chat/completions", json=BODY, headers=headers)).status_code
+
+        assert running.runner.run(silent()) == 504
 
 
 def test_another_launch_replaces_the_server_when_it_is_free(changing: Changing) -> None:

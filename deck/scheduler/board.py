@@ -264,19 +264,25 @@ class Board:
 
     def renew(self, profile: Profile, *, relaunch: bool) -> None:
         """Take a changed profile: a server that it still launches goes on under it, any other stops when it is free."""
+        if relaunch:
+            self._models.forget(profile.id, self._servers.get(profile.id))
         if not self._models.renew(profile):
             return
         self._policy.forgive(profile.id)
+        server = self._servers.get(profile.id)
+        if server is not None and not relaunch:
+            server.profile = profile
+            self._renew_idle(server)
+        model, now = self._models.of(profile), asyncio.get_running_loop().time()
+        self._execute(self._policy.renew(model, now, is_relaunched=relaunch))
         if relaunch:
             self.unload(profile.id)
-        elif (server := self._servers.get(profile.id)) is not None:
-            server.profile = profile
 
     def remove(self, profile: str) -> None:
         """Refuse who waits for a profile that is gone, and stop its server when it is free."""
         error = DeckError(ErrorKind.MODEL_NOT_FOUND, f"the model {profile!r} was removed", param="model")
         self._execute(self._policy.remove(profile, error, asyncio.get_running_loop().time()))
-        self._models.forget(profile)
+        self._models.remove(profile)
 
     async def unload_now(self, profile: str) -> None:
         """Stop a server at once; whoever uses it is told that it was stopped."""
@@ -393,6 +399,14 @@ class Board:
         # One lazy timer for each server: to move it with each exchange would cost more than the rest of this.
         if name not in self._idle:
             self._idle[name] = loop.call_later(ttl, self._look_idle, name, ttl)
+
+    def _renew_idle(self, server: Server) -> None:
+        """Begin to count the idle time of a server anew: its profile has changed."""
+        timer = self._idle.pop(server.profile.id, None)
+        if timer is not None:
+            timer.cancel()
+        if server.state is ServerState.READY:
+            self._watch_idle(server.profile)
 
     def _look_idle(self, name: str, ttl: float) -> None:
         del self._idle[name]

@@ -21,6 +21,7 @@ class Models:
         self._known: dict[str, tuple[Profile, Model]] = {}
         self._measured: dict[str, int] = {}
         self._removed: set[str] = set()
+        self._outdated: dict[str, Server] = {}
 
     def of(self, profile: Profile) -> Model:
         """Return what the policy must know of a profile: what was measured of its memory counts above an estimate.
@@ -64,14 +65,22 @@ class Models:
         self.of(profile)
         return True
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Note that a model was removed: the next profile of this name is another's."""
         self._removed.add(name)
         self._measured.pop(name, None)
 
+    def forget(self, name: str, server: Server | None) -> None:
+        """Forget what was measured: the model is launched another way from now on, and this server is of before."""
+        self._measured.pop(name, None)
+        if server is not None:
+            self._outdated[name] = server
+
     def measure(self, server: Server) -> None:
         """Learn what a server really takes, for the next time that room is made for it."""
         found, name = server.memory(), server.profile.id
+        if self._outdated.get(name) is server:
+            return
         if found is not None and found > self._measured.get(name, 0):
             self._measured[name] = found
             profile, _ = self._known.pop(name)

@@ -136,8 +136,7 @@ class Policy:
 
     def leave(self, ticket: Ticket, now: float) -> list[Command]:
         """Take back an exchange that still waits: its client has gone."""
-        if ticket in self._queue:
-            self._queue.remove(ticket)
+        self._queue = [item for item in self._queue if item.id != ticket.id]
         return self._advance(now)
 
     def release(self, ticket: Ticket, now: float) -> list[Command]:
@@ -308,6 +307,17 @@ class Policy:
         self._standing.pop(profile, None)
         resident.is_unwanted = True
         return [self._stop(resident), *self._advance(now)]
+
+    def renew(self, model: Model, now: float, *, is_relaunched: bool = False) -> list[Command]:
+        """Take a changed model at once, also for who waits; a server to be replaced still takes what it was started with."""
+        resident = self._residents.get(model.name)
+        if resident is not None:
+            was = resident.model
+            resident.model = replace(model, memory=was.memory, is_local=was.is_local) if is_relaunched else model
+        if self._standing.pop(model.name, None) is not None:
+            self._want_again(model)
+        self._queue = [replace(item, model=model) if item.profile == model.name else item for item in self._queue]
+        return self._advance(now)
 
     def remove(self, profile: str, error: DeckError, now: float) -> list[Command]:
         """Refuse who waits for a model that is gone, and stop its server as soon as nobody uses it."""

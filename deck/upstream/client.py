@@ -92,7 +92,7 @@ class UpstreamClient:
 
     def _prepared(self, server: Server, route: str) -> Prepared:
         known = self._known.get((id(server), route))
-        if known is not None and known.server is server and known.key is server.key:
+        if known is not None and known.server is server and known.key is server.key and known.profile is server.profile:
             address = server.address
             if known.address is address or known.address == address:
                 return known.prepared
@@ -196,13 +196,14 @@ class UpstreamClient:
 class _Known:
     """The prepared head of a server's route, and what it was made from."""
 
-    __slots__ = ("address", "key", "prepared", "server")
+    __slots__ = ("address", "key", "prepared", "profile", "server")
 
     def __init__(self, server: Server, route: str) -> None:
         self.server = server
         self.address = address = server.address
         self.key = server.key
-        stall = server.profile.server.stall_timeout
+        self.profile = server.profile
+        stall = self.profile.server.stall_timeout
         headers = [
             (b"host", b"localhost" if address.uds else f"{address.host}:{address.port}".encode()),
             (b"user-agent", f"deck/{__version__}".encode()),

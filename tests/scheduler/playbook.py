@@ -13,6 +13,7 @@
     a fails | a fails memory | a fails unrun | a fails lasting        why it did not start
     a hangs | a recycle                                               what was seen of a ready one
     a unload | a preload | a forgive | tick                           an operator's words, and time alone
+    a renewed pinned memory=4 | a relaunched memory=4                 what a model is from now on
 
 `@5` sets the clock, which otherwise stands still; nothing after `->`, or no `->`, means no command.
 """
@@ -31,6 +32,7 @@ from deck.scheduler.slots import Claim, SlotBook
 from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Ticket
 
 _EVENTS = ("ready", "slots", "fails", "stopped", "crashes", "hangs", "recycle", "idle", "unload", "preload", "forgive")
+_CHANGES = ("renewed", "relaunched")
 FILE = Path(__file__).parent / "playbooks.txt"
 
 
@@ -81,7 +83,7 @@ class Play:
 
     @staticmethod
     def is_event(words: list[str]) -> bool:
-        return words[1] in _EVENTS
+        return words[1] in (*_EVENTS, *_CHANGES)
 
     def set_policy(self, words: list[str]) -> None:
         names = {"queue": "queue_limit", "wait": "queue_wait", "tokens": "token_limit"}
@@ -147,6 +149,9 @@ class Play:
             case "forgive", []:
                 policy.forgive(name)
                 return []
+            case (("renewed" | "relaunched"), _):
+                self.models[name] = model([name, *rest])
+                return policy.renew(self.models[name], self.now, is_relaunched=what == "relaunched")
             case "preload", []:
                 return policy.preload(self.models.get(name, Model(name=name)), self.now)
             case (("stopped" | "idle" | "unload" | "hangs" | "recycle"), []):
@@ -156,7 +161,7 @@ class Play:
 
     def shown(self, command: Command) -> str:
         if isinstance(command, Grant | Refuse):
-            who = next(name for name, ticket in self.tickets.items() if ticket is command.ticket)
+            who = next(name for name, ticket in self.tickets.items() if ticket.id == command.ticket.id)
             if isinstance(command, Refuse):
                 return f"refuse {who} {command.error.kind.label}"
             slot = self.policy.slot(command.ticket) if self.policy is not None else None

@@ -162,6 +162,65 @@ def test_what_was_measured_replaces_a_smaller_estimate() -> None:
     run(play())
 
 
+def test_what_was_measured_of_another_launch_does_not_count() -> None:
+    async def play() -> None:
+        async with stage(memory=8 * GIB) as played:
+            board = played.board
+            board._models._memory_of = lambda profile: 3 * GIB
+            big, small = (
+                Profile.model_validate({"id": "a", "server": {"model": f"/{name}.gguf", "ttl": "0"}})
+                for name in ("big", "small")
+            )
+            (await use(board, big)).takes = 5 * GIB
+            board.unload("a")
+            await until(lambda: played.up == [])
+            (await use(board, big)).takes = 6 * GIB
+            assert board.memory("a") == 5 * GIB
+            board.renew(small, relaunch=True)
+            await until(lambda: played.up == [])
+            await use(board, small)
+            assert board.memory("a") == 3 * GIB
+            played.launched[-1].takes = 4 * GIB
+            board.unload("a")
+            await until(lambda: played.up == [])
+            assert board.memory("a") == 4 * GIB
+
+    run(play())
+
+
+def test_a_renewed_profile_s_idle_time_counts_at_once() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            board = played.board
+            await use(board, profile("a", ttl="50ms"))
+            board.renew(profile("a", ttl="0"), relaunch=False)
+            assert board._idle == {}
+            board.renew(profile("a", ttl="1h"), relaunch=False)
+            assert played.up == ["a"]
+            board.renew(profile("a", ttl="20ms"), relaunch=False)
+            await until(lambda: played.up == [])
+
+    run(play())
+
+
+def test_a_renewed_schedule_holds_for_who_waits() -> None:
+    async def play() -> None:
+        async with stage() as played:
+            board = played.board
+            held, server = await board.acquire(profile("a"))
+            waiter = asyncio.create_task(use(board, profile("b")))
+            await until(lambda: board.depth == 1)
+            board.renew(profile("b", priority=2), relaunch=False)
+            board.renew(profile("a", pinned=True), relaunch=False)
+            with pytest.raises(DeckError, match="pinned"):
+                await waiter
+            board.release(held, server)
+            assert board.depth == 0
+            assert played.up == ["a"]
+
+    run(play())
+
+
 def test_who_waits_for_a_server_that_is_measured_at_its_end_is_served() -> None:
     async def play() -> None:
         async with stage() as played:
