@@ -8,9 +8,10 @@ starts a model into the room that it waits for. A server that is in use, is load
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from deck.errors import DeckError, ErrorKind
+from deck.scheduler.faults import Faults
 from deck.scheduler.lateness import told_late
 from deck.scheduler.residents import Resident, room_for
 from deck.scheduler.slots import SlotBook
@@ -18,26 +19,9 @@ from deck.scheduler.values import Command, Grant, Model, Refuse, Start, Stop, Ti
 
 # A server that ran so long before it crashed was no failed start.
 _PROVEN = 60.0
-# Failures in a row after which the next try waits, and the longest such wait.
-_FREE_TRIES = 2
-_MOST_BACKOFF = 300.0
-# Who would wait no longer for the next try waits; anyone else is told the reason at once.
-_PATIENCE = 5.0
 # Memory of a server that has just gone may not be free yet: a start that fails so soon after is tried once more.
 _SETTLING = 10.0
 _SMOOTH = 0.2
-
-
-@dataclass(slots=True)
-class _Fault:
-    count: int
-    until: float
-    error: DeckError
-
-    @property
-    def patience(self) -> float:
-        """How long one may have to wait for the next try and not be told the reason at once instead."""
-        return 0.0 if self.error.should_retry is False else _PATIENCE
 
 
 class Policy:
@@ -68,7 +52,7 @@ class Policy:
         self._queue: list[Ticket] = []
         self._residents: dict[str, Resident] = {}
         self._per_token: dict[str, int] = {}
-        self._faults: dict[str, _Fault] = {}
+        self._faults = Faults()
         # Models that are to be up though nobody waits for them: until one starts, or an operator unloads it.
         self._standing: dict[str, Model] = {}
         self._freed = float("-inf")
@@ -127,7 +111,7 @@ class Policy:
             return [self._grant(resident, ticket, now)]
         fault = self._faults.get(ticket.profile)
         if resident is None and fault is not None and now + fault.patience < fault.until:
-            return [Refuse(ticket, _again(fault, now))]
+            return [Refuse(ticket, fault.again(now))]
         if len(self._queue) >= self._limit:
             message = f"{self._limit} requests are waiting already; try again later"
             return [Refuse(ticket, DeckError(ErrorKind.RATE_LIMIT, message, retry_after=self._retry_after()))]
@@ -211,7 +195,7 @@ class Policy:
             return [Start(profile)]
         self._drop(profile)
         if was_run:
-            self._fault(profile, error, now)
+            self._faults.add(profile, error, now)
         if error.should_retry is False:
             self._standing.pop(profile, None)  # it would fail again
         elif resident is not None:
@@ -226,7 +210,7 @@ class Policy:
         if resident is None or resident.state != "stopping":
             return self._advance(now)
         if self._is_proven(profile, now):
-            self._faults.pop(profile, None)
+            self._faults.forgive(profile)
         self._drop(profile)
         self._freed = now
         # Who made room for another comes back when there is room again; not whom an operator has unloaded.
@@ -242,15 +226,15 @@ class Policy:
         if resident is not None and not resident.is_unwanted:
             self._want_again(resident.model)
         if was_proven:
-            self._faults.pop(profile, None)
+            self._faults.forgive(profile)
         else:
-            self._fault(profile, error, now)
+            self._faults.add(profile, error, now)
         fault = self._faults.get(profile)
         commands: list[Command] = []
         if fault is not None and now + fault.patience < fault.until:
             refused = [ticket for ticket in self._queue if ticket.profile == profile]
             self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
-            commands += [Refuse(ticket, _again(fault, now)) for ticket in refused]
+            commands += [Refuse(ticket, fault.again(now)) for ticket in refused]
         return [*commands, *self._advance(now)]
 
     def hung(self, profile: str, now: float) -> list[Command]:
@@ -272,11 +256,11 @@ class Policy:
 
     def forgive(self, profile: str) -> None:
         """Forget the failures of a profile: it was changed, or an operator wants it tried."""
-        self._faults.pop(profile, None)
+        self._faults.forgive(profile)
 
     def quarantined(self, now: float) -> dict[str, tuple[int, float]]:
         """Return the profiles that are not tried now: how often they failed in a row, and for how many seconds more."""
-        return {name: (item.count, item.until - now) for name, item in self._faults.items() if now < item.until}
+        return self._faults.held_off(now)
 
     def preload(self, model: Model, now: float) -> list[Command]:
         """Start a model that nobody asked for yet, if there is room without stopping another."""
@@ -309,7 +293,7 @@ class Policy:
         return [self._stop(resident), *self._advance(now)]
 
     def renew(self, model: Model, now: float, *, is_relaunched: bool = False) -> list[Command]:
-        """Take a changed model at once, also for who waits; a server to be replaced still takes what it was started with."""
+        """Take a changed model at once, also for who waits; a server to be replaced takes what it was started with."""
         resident = self._residents.get(model.name)
         if resident is not None:
             was = resident.model
@@ -351,12 +335,12 @@ class Policy:
         times = [self._limit_of(ticket) for ticket in self._queue if not self._is_loading(ticket)]
         if self._queue:
             stays = (item.stays_until for item in self._residents.values() if item.state == "ready")
-            tries = (self._faults[item.profile].until for item in self._queue if item.profile in self._faults)
+            tries = self._faults.ends(item.profile for item in self._queue)
             pins = (time for item in self._residents.values() if item.book is not None for time in item.book.ends(now))
             turns = (item.since + item.claim.alone for item in self._queue if item.claim is not None)
             shares = (item.since + self._patience_of(item) for item in self._queue if item.claim is not None)
             times += [time for time in (*stays, *tries, *pins, *turns, *shares) if time > now]
-        held = (self._faults[name].until for name in self._standing if name in self._faults)
+        held = self._faults.ends(self._standing)
         return min((*times, *(time for time in held if time > now)), default=None)
 
     def _patience_of(self, ticket: Ticket) -> float:
@@ -491,12 +475,6 @@ class Policy:
         for ticket, _ in resident.granted.values() if resident else ():
             self._give_turn_back(ticket)
 
-    def _fault(self, profile: str, error: DeckError, now: float) -> None:
-        known = self._faults.get(profile)
-        count = known.count + 1 if known else 1
-        backoff = 0.0 if count <= _FREE_TRIES else min(_MOST_BACKOFF, 2.0 ** (count - _FREE_TRIES))
-        self._faults[profile] = _Fault(count, now + backoff, error)
-
     def _learn(self, means: dict[str, float], profile: str, seconds: float) -> None:
         known = means.get(profile)
         means[profile] = seconds if known is None else known + _SMOOTH * (seconds - known)
@@ -513,11 +491,3 @@ class Policy:
     def _retry_after(self) -> float:
         """Return when a place may be free: as long as an exchange takes, within bounds."""
         return min(60.0, max(5.0, sum(self._exchange_time.values()) / max(1, len(self._exchange_time))))
-
-
-def _again(fault: _Fault, now: float) -> DeckError:
-    error, left = fault.error, fault.until - now
-    message = f"{error.message} (failed {fault.count} times in a row; tried again in {max(1, round(left))} s)"
-    # Who is told not to try again is not told when.
-    retry_after = None if error.should_retry is False else max(1.0, left)
-    return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=retry_after, should_retry=error.should_retry)
