@@ -189,7 +189,9 @@ class Pipeline:
             await self._fitter.count(exchange, loaded, fit)
         ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim)
         try:
-            exchange.granted, exchange.server = self._clock(), server
+            if exchange.granted is None:  # a second try has queued before
+                exchange.granted = self._clock()
+            exchange.server, exchange.was_tried = server, False
             if fit.facts is not server.facts:
                 fit = await self._fitter.fit_granted(exchange, server, fit)
                 self.board.settle(ticket, fit.credit)
