@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
 
 from deck import json
-from deck.admission import Fitter
+from deck.admission import NO_FACTS, Fitter
 from deck.canon.events import Event, Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
@@ -187,7 +188,8 @@ class Pipeline:
             fit = self._fitter.guess(exchange)
         elif (fit := self._fitter.measure(exchange, loaded)).is_open:
             await self._fitter.count(exchange, loaded, fit)
-        ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim)
+        quote = partial(self._fitter.quote, exchange) if fit.facts is NO_FACTS else None
+        ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim, quote)
         try:
             if exchange.granted is None:  # a second try has queued before
                 exchange.granted = self._clock()
