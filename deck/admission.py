@@ -121,6 +121,14 @@ class Fitter:
             is_open = "max_tokens" in shaped.request.sampling  # without it a count would change nothing
         return Fit(credit, facts, shaped, payload, notes, is_open)
 
+    def quote(self, exchange: Exchange, server: Server) -> int:
+        """Return what the bytes of the body say that it takes of a server's context; nothing is noted.
+
+        Raises:
+            DeckError: the request cannot be honoured.
+        """
+        return self.measure(replace(exchange, report=Report()), server).credit
+
     async def count(self, exchange: Exchange, server: Server, fit: Fit) -> Fit:
         """Settle what is open by the server's count: its budget is lowered where the profile says so.
 

@@ -82,7 +82,7 @@ class Deck:
         self._transport = Transport()
         client = UpstreamClient(self._transport)
         policy = plugins.policy() or _policy(config)
-        router = Router(config.lanes, config.affinity)
+        router = Router(config.lanes, config.affinity, queue_wait=config.queue_wait)
         self.board = Board(
             policy,
             self._launcher_of,

@@ -182,15 +182,17 @@ class _Serving(Serving):
             said = correction.format_fault(error)
             if said is None:
                 raise
-            return await self._again(request, None, said, error)
+            return await self._again(None, said, error)
         said = correction.fault_of(answer, request)
-        return answer if said is None else await self._again(request, answer, said, None)
+        return answer if said is None else await self._again(answer, said, None)
 
-    async def _again(self, request: ChatRequest, first: Answer | None, said: str, error: DeckError | None) -> Answer:
+    async def _again(self, first: Answer | None, said: str, error: DeckError | None) -> Answer:
         """Tell the model what was wrong, once; what then still cannot be used is text, or the error that it was."""
         exchange = self.exchange
         parsed, report = exchange.parsed, exchange.report
         assert parsed is not None
+        assert isinstance(parsed.request, ChatRequest)
+        request = parsed.request  # its images were fetched at the first try
         exchange.parsed = replace(parsed, request=correction.corrected(request, first, said))
         exchange.report = Report()  # what is changed in the request was said at the first try
         try:

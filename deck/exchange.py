@@ -31,7 +31,9 @@ class Exchange:
     `size` is the bytes of its body, `session` what the client said of it, `claim` the conversation it belongs to where
     that matters, `record` the calls whose results it brings. `left` is a lane that was tried and given up for `lane`;
     `is_guest` = its answer was made for another exchange. `heard` counts what came of its answer; `is_owed` tells that
-    its server, not its client, is waited for. `catalog` is the models that there were when it was prepared.
+    its server, not its client, is waited for. `catalog` is the models that there were when it was prepared, `replica`
+    which of several servers was tried last, `retries` how often one was passed over for another; `was_tried` = one was
+    tried under the grant that it has now.
     """
 
     id: str
@@ -61,12 +63,13 @@ class Exchange:
     is_guest: bool = False
     replica: str = ""
     retries: int = 0
+    was_tried: bool = False
 
     def note_backend(self, url: str) -> None:
         """Note the server that is tried, where the model has several."""
         if self.profile is not None and len(self.profile.server.urls) > 1:
-            self.retries += bool(self.replica)
-            self.replica = url
+            self.retries += self.was_tried
+            self.replica, self.was_tried = url, True
 
 
 @value(frozen=True, slots=True)

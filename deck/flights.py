@@ -93,7 +93,9 @@ class Flights:
         try:
             error = await self._awaited(key, flight)
         finally:
-            exchange.server, exchange.shaped = own.server, own.shaped
+            exchange.server, exchange.shaped, exchange.replica = own.server, own.shaped, own.replica
+            # What was passed over once is counted once.
+            exchange.retries, own.retries = exchange.retries + own.retries, 0
             exchange.granted = max(own.granted, exchange.began) if own.granted is not None else None
         if error is None:
             _hand_on(flight, exchange, take)
@@ -145,7 +147,8 @@ def _hand_on(flight: _Flight, exchange: Exchange, take: Taker) -> None:
 def _key(exchange: Exchange) -> _Key:
     """Return what exchanges have in common that may share a generation; the flight keeps the profile alive."""
     assert exchange.parsed is not None
-    told = repr((exchange.parsed.request, exchange.parsed.needs)).encode("utf-8", "surrogatepass")
+    parsed = exchange.parsed
+    told = repr((parsed.request, parsed.needs, sorted(parsed.paths.items()))).encode("utf-8", "surrogatepass")
     return exchange.principal.name, exchange.surface.name, id(exchange.profile), blake2b(told, digest_size=16).digest()
 
 

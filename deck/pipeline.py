@@ -9,12 +9,13 @@ import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
 
 from deck import json
-from deck.admission import Fitter
+from deck.admission import NO_FACTS, Fitter
 from deck.canon.events import Event, Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
@@ -200,10 +201,13 @@ class Pipeline:
             await self._fitter.count(exchange, loaded, fit)
         if exchange.catalog is not self.catalog:
             profile = self.current(profile)
+        quote = partial(self._fitter.quote, exchange) if fit.facts is NO_FACTS else None
         while True:
-            ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim)
+            ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim, quote)
             try:
-                exchange.granted, exchange.server = self._clock(), server
+                if exchange.granted is None:  # a second try has queued before
+                    exchange.granted = self._clock()
+                exchange.server, exchange.was_tried = server, False
                 if fit.facts is not server.facts:
                     fit = await self._fitter.fit_granted(exchange, server, fit)
                     if not self.board.settle(ticket, fit.credit):

@@ -5,6 +5,7 @@ Only as much is computed as matters: a server with one slot has none to choose f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,13 +33,17 @@ class Router:
     Args:
         lanes: which lanes a surface may use, by its name; one that is not named may use all.
         affinity: how long conversations are remembered, and whether they have slots of their own.
+        queue_wait: seconds after which who waits is refused: half of them at most are spent on one's own conversation.
     """
 
-    def __init__(self, lanes: Mapping[str, LaneSettings], affinity: AffinitySettings) -> None:
+    def __init__(
+        self, lanes: Mapping[str, LaneSettings], affinity: AffinitySettings, *, queue_wait: float = math.inf
+    ) -> None:
         self._switches = {
             name: Switches(serial=item.serial, static=item.static, tools=item.tools) for name, item in lanes.items()
         }
         self._affinity = affinity
+        self._alone = min(affinity.grace, queue_wait / 2)
         self._books: dict[str, SlotBook] = {}
         self._continuations = Continuations(grace=affinity.grace, longest=affinity.longest)
 
@@ -74,7 +79,7 @@ class Router:
             beginning.whole if record is None else record.conversation,
             beginning.head,
             holds=record is not None or goes_on(request),
-            alone=self._affinity.grace if alone else 0.0,
+            alone=self._alone if alone else 0.0,
             head_size=max(0, exchange.size - tail),
             tail_size=tail,
         )

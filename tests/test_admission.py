@@ -377,9 +377,9 @@ def watched(deck: App, on_grant: Callable[[Any], None]) -> list[int]:
     seen: list[int] = []
     acquire = deck.deck.board.acquire
 
-    async def watch(profile: Any, token: str, credit: int, claim: Any) -> Any:
+    async def watch(profile: Any, token: str, credit: int, claim: Any, quote: Any) -> Any:
         seen.append(credit)
-        ticket, server = await acquire(profile, token, credit, claim)
+        ticket, server = await acquire(profile, token, credit, claim, quote)
         on_grant(server)
         return ticket, server
 
@@ -442,7 +442,11 @@ def test_a_reload_changes_what_becomes_of_a_long_budget(tmp_path: Path) -> None:
         assert send(deck, WIRES["chat"], "hi", 32000, model="p").status_code == 400
         path = tmp_path / "profiles" / "p.toml"
         path.write_text('budget_overflow = "cap"\n' + path.read_text(encoding="utf-8"), encoding="utf-8")
-        assert deck.deck.reload().changed == ("p",)
+
+        async def reload() -> tuple[str, ...]:
+            return deck.deck.reload().changed
+
+        assert deck.runner.run(reload()) == ("p",)
         assert send(deck, WIRES["chat"], "hi", 32000, model="p").is_success
         assert generated(deck)[-1]["max_tokens"] == 3096
 
@@ -566,6 +570,23 @@ def test_one_that_loaded_the_model_holds_no_more_than_it_takes(tmp_path: Path) -
                 gate.set()
             assert (await first).is_success
             assert (await second).is_success
+
+        run(deck, play)
+
+
+def test_who_waited_for_the_load_runs_beside_the_others_as_far_as_all_fit(tmp_path: Path) -> None:
+    """Until then nobody knew the template; what it may add exceeds the pool."""
+    held = Held()
+    with pooled(tmp_path, held) as deck:
+
+        async def play() -> None:
+            tasks = [ask(deck, "hi", 100) for _ in range(4)]
+            await until(partial(has_gates, held, 4))
+            assert deck.deck.board.running("pool") == 4
+            for gate in held.gates:
+                gate.set()
+            await until(partial(are_done, tasks, 4))
+            assert all(task.result().is_success for task in tasks)
 
         run(deck, play)
 

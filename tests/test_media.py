@@ -20,6 +20,7 @@ from deck.api import ChatRequest, DeckError, Image, Message, Text, ToolResult
 from deck.config import MediaSettings
 from deck.media import ImageFetcher
 from deck.testing.fake_llama import Received, Reply, say
+from deck.testing.frames import done, finish, role, tool
 from deck.upstream.transport import Transport
 
 PATH = "messages[0].content[0].image_url.url"
@@ -390,6 +391,27 @@ def test_llama_server_gets_the_image_and_never_the_url(rig: Rig, stream: bool) -
     [sent] = rig.deck.upstream()
     assert sent["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": data(PNG)}}]
     assert str(rig.web.port) not in str(sent)
+
+
+def test_a_second_try_of_a_call_fetches_nothing_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, fetched = rig.deck.deck.pipeline, list[ChatRequest]()
+    fetch = pipeline._images.fetch
+
+    async def counted(asked: ChatRequest) -> ChatRequest:
+        fetched.append(asked)
+        return await fetch(asked)
+
+    monkeypatch.setattr(pipeline._images, "fetch", counted)
+    answers = [
+        Reply(steps=[role(), tool(0, "abcdefghi", "nothing", "{}"), finish("tool_calls"), done()]),
+        say("I see."),
+    ]
+    rig.deck.fake._script = lambda received: answers.pop(0)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    reply = rig.look(f"http://127.0.0.1:{rig.web.port}/a.png", tools=tools)
+    assert reply.status_code == 200, reply.text
+    assert len(rig.deck.upstream()) == 2
+    assert len(fetched) == 1
 
 
 def test_a_failure_is_the_clients_error_and_reaches_no_llama_server(rig: Rig) -> None:

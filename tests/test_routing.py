@@ -304,6 +304,16 @@ def test_a_client_without_a_session_is_followed_by_its_calls() -> None:
     assert live.claim.conversation == first.claim.conversation
 
 
+@pytest.mark.parametrize(("queue_wait", "alone"), [(300.0, 60.0), (30.0, 15.0)])
+def test_one_s_own_conversation_is_waited_for_no_longer_than_half_the_queue_s_time(
+    queue_wait: float, alone: float
+) -> None:
+    routes = Router({}, AffinitySettings(), queue_wait=queue_wait)
+    claim = routed(routes, exchange(chat(tools=(TOOL,)), session="s")).claim
+    assert claim is not None
+    assert claim.alone == alone
+
+
 def test_who_waits_for_its_own_conversation() -> None:
     """A buffered turn with tools waits only where the client says which conversation it belongs to."""
     request = chat(tools=(TOOL,))

@@ -16,8 +16,9 @@ from typing import Any, assert_never
 from deck.contracts import Doing, Launcher, Replica, Replicated, Server, ServerState, Supervised
 from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
-from deck.scheduler.models import Models
+from deck.scheduler.models import Models, slots_of
 from deck.scheduler.policy import Policy
+from deck.scheduler.quotes import Quote, Quotes
 from deck.scheduler.slots import Claim, SlotBook
 from deck.scheduler.values import Command, Grant, Refuse, Start, Stop, Ticket, Waiting
 from deck.slots import pool_of
@@ -77,6 +78,7 @@ class Board:
         self._book_of = book_of
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Server]] = {}
+        self._quotes = Quotes()
         self._models = Models(memory_of)
         self._servers: dict[str, Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,9 +163,16 @@ class Board:
         return self._policy.is_alone(ticket)
 
     async def acquire(
-        self, profile: Profile, token: str = "", credit: int = 0, claim: Claim | None = None
+        self,
+        profile: Profile,
+        token: str = "",
+        credit: int = 0,
+        claim: Claim | None = None,
+        quote: Quote | None = None,
     ) -> tuple[Ticket, Server]:
         """Wait for a slot and return its ticket and server; `release` must follow.
+
+        `quote` measures the credit again when the server is ready for which this waits.
 
         Raises:
             DeckError: the queue is full, the wait too long, or the server does not start.
@@ -181,6 +190,8 @@ class Board:
             return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
         future: asyncio.Future[Server] = loop.create_future()
         self._waiting[ticket.id] = future
+        if quote is not None:
+            self._quotes.keep(ticket, quote)
         try:
             self._execute(commands)
             return ticket, await future
@@ -192,6 +203,7 @@ class Board:
             raise
         finally:
             self._waiting.pop(ticket.id, None)
+            self._quotes.drop(ticket)
 
     def _refuse_faulty(self, profile: Profile) -> None:
         """Refuse what cannot start before any other server is stopped for it."""
@@ -362,13 +374,16 @@ class Board:
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
         self._spawn(self._watch_end(name, server))
         pool, book = pool_of(server.profile, server.facts), self._book_of(server)
-        self._execute(self._policy.started(name, _slots(server), loop.time(), pool=pool, book=book))
+        if pool is not None:
+            for ticket, credit in self._quotes.ask(server):
+                self._policy.requote(ticket, credit)
+        self._execute(self._policy.started(name, slots_of(server), loop.time(), pool=pool, book=book))
         self._watch_idle(profile)  # whoever wanted it may have left meanwhile
         self._on_up(server)
 
     def _resize(self, name: str, server: Server) -> None:
         if self._servers.get(name) is server and not self._closing:
-            self._execute(self._policy.resized(name, _slots(server), asyncio.get_running_loop().time()))
+            self._execute(self._policy.resized(name, slots_of(server), asyncio.get_running_loop().time()))
 
     async def _watch_end(self, name: str, server: Server) -> None:
         await server.wait_ended()
@@ -478,11 +493,3 @@ class Admission:
 
     async def __aexit__(self, *failure: object) -> None:
         self._board.release(self._ticket, self._server)
-
-
-def _slots(server: Server) -> int:
-    if isinstance(server, Replicated):
-        return server.slots
-    if server.profile.server.is_remote:
-        return server.profile.server.parallel or 0
-    return server.facts.slots or server.profile.server.parallel or 1

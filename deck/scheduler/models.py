@@ -85,3 +85,12 @@ class Models:
             self._measured[name] = found
             profile, _ = self._known.pop(name)
             self.of(profile)
+
+
+def slots_of(server: Server) -> int:
+    """Return how many exchanges a server takes at a time, 0 = no bound."""
+    if isinstance(server, Replicated):
+        return server.slots
+    if server.profile.server.is_remote:
+        return server.profile.server.parallel or 0
+    return server.facts.slots or server.profile.server.parallel or 1

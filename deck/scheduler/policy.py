@@ -151,6 +151,10 @@ class Policy:
         resident.granted[ticket.id] = (replace(found[0], credit=credit), found[1])
         return self._advance(now)
 
+    def requote(self, ticket: Ticket, credit: int) -> None:
+        """Set the credit of one that still waits: its server is known now, and `started` follows."""
+        self._queue = [replace(item, credit=credit) if item.id == ticket.id else item for item in self._queue]
+
     def started(
         self, profile: str, slots: int, now: float, *, pool: int | None = None, book: SlotBook | None = None
     ) -> list[Command]:
@@ -200,9 +204,7 @@ class Policy:
             self._standing.pop(profile, None)  # it would fail again
         elif resident is not None:
             self._want_again(resident.model)
-        refused = [ticket for ticket in self._queue if ticket.profile == profile]
-        self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
-        return [*(Refuse(ticket, error) for ticket in refused), *self._advance(now)]
+        return [*self._refuse_all(profile, error), *self._advance(now)]
 
     def stopped(self, profile: str, now: float) -> list[Command]:
         """Note that a server has gone by command; one that is not being stopped is another, which has come since."""
@@ -306,9 +308,7 @@ class Policy:
     def remove(self, profile: str, error: DeckError, now: float) -> list[Command]:
         """Refuse who waits for a model that is gone, and stop its server as soon as nobody uses it."""
         self.forgive(profile)
-        refused = [ticket for ticket in self._queue if ticket.profile == profile]
-        self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
-        return [*(Refuse(ticket, error) for ticket in refused), *self.unload(profile, now)]
+        return [*self._refuse_all(profile, error), *self.unload(profile, now)]
 
     def idle(self, profile: str, now: float) -> list[Command]:
         """Note that a server's idle time is over; one that is in use or wanted stays."""
@@ -394,7 +394,9 @@ class Policy:
                 continue
             room = room_for(ticket.model, self._residents.values(), self._memory)
             if room.never is not None:
-                commands += self._refuse_all(name, f"no room for {name!r}: {room.never}")
+                message = f"no room for {name!r}: {room.never}"
+                error = DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)
+                commands += self._refuse_all(name, error)
             elif room.is_free and not (is_reserved and ticket.model.is_local):
                 commands.append(self._start(ticket.model, now))
             elif ticket.model.is_local and not is_reserved:
@@ -436,10 +438,10 @@ class Policy:
         ready = [item for item in self._residents.values() if item.is_unwanted and item.state == "ready"]
         return [self._stop(item) for item in ready if not item.granted]
 
-    def _refuse_all(self, profile: str, message: str) -> list[Command]:
+    def _refuse_all(self, profile: str, error: DeckError) -> list[Command]:
         refused = [ticket for ticket in self._queue if ticket.profile == profile]
         self._queue = [ticket for ticket in self._queue if ticket.profile != profile]
-        return [Refuse(ticket, DeckError(ErrorKind.UNAVAILABLE, message, should_retry=False)) for ticket in refused]
+        return [Refuse(ticket, error) for ticket in refused]
 
     def _has_turn(self, ticket: Ticket, resident: Resident, now: float) -> bool:
         is_below = self._token_limit is None or self._per_token.get(ticket.token, 0) < self._token_limit
