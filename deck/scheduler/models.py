@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deck.contracts import Server
+from deck.contracts import Replicated, Server
 from deck.profile import Profile
 from deck.scheduler.values import Model
 
