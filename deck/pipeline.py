@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from deck import json
-from deck.admission import NO_FACTS, Fitter
+from deck.admission import Fitter
 from deck.canon.events import Event, Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
@@ -188,7 +188,7 @@ class Pipeline:
             fit = self._fitter.guess(exchange)
         elif (fit := self._fitter.measure(exchange, loaded)).is_open:
             await self._fitter.count(exchange, loaded, fit)
-        quote = partial(self._fitter.quote, exchange) if fit.facts is NO_FACTS else None
+        quote = partial(self._fitter.quote, exchange)
         ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim, quote)
         try:
             if exchange.granted is None:  # a second try has queued before

@@ -287,7 +287,7 @@ class Policy:
         return self._advance(now)
 
     def renew(self, model: Model, now: float, *, is_relaunched: bool = False) -> list[Command]:
-        """Take a changed model, also for who waits; a server to be replaced still takes what it was started with."""
+        """Take a changed model at once, also for who waits; a server to be replaced takes what it was started with."""
         resident = self._residents.get(model.name)
         if resident is not None:
             was = resident.model
