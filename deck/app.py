@@ -165,6 +165,8 @@ class Deck:
         for profile in new.profiles:
             if profile.id in change.relaunched or profile.id in change.changed:
                 self.board.renew(profile, relaunch=profile.id in change.relaunched)
+            elif profile.id not in change.added:
+                self.board.keep(profile)
         for name in change.removed:
             self.board.remove(name)
         for profile in new.profiles:

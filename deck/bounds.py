@@ -21,6 +21,8 @@ _SOUND, _SOUND_CHARS = 1024, 64
 _CHARS = 8
 # Tokenizers have tokens for long runs of one character, of spaces above all.
 _RUN = re.compile(r"(\S)\1{3,}")
+# And for the marks of templates, each of which counts nothing here.
+_MARK = re.compile(r"<[^<>\s]{1,40}>")
 
 
 def most_tokens(request: Request, payload: bytes, facts: Facts) -> int:
@@ -67,7 +69,7 @@ def least_tokens(request: Request, enough: int) -> int:
 
 def _least(text: str, enough: int) -> int:
     # Spaces are left out altogether; of a longer text only as much is read as could be enough.
-    kept = "".join(text[: 4 * _CHARS * max(enough, 1)].split())
+    kept = _MARK.sub("", "".join(text[: 4 * _CHARS * max(enough, 1)].split()))
     return min(len(_RUN.sub(r"\1", kept)) // _CHARS, max(enough, 0))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from deck import json
-from deck.admission import NO_FACTS, Fitter
+from deck.admission import Fitter
 from deck.canon.events import Event, Failed
 from deck.canon.request import ChatRequest, Request, TextRequest
 from deck.catalog import Catalog
@@ -201,7 +201,7 @@ class Pipeline:
             await self._fitter.count(exchange, loaded, fit)
         if exchange.catalog is not self.catalog:
             profile = self.current(profile)
-        quote = partial(self._fitter.quote, exchange) if fit.facts is NO_FACTS else None
+        quote = partial(self._fitter.quote, exchange)
         while True:
             ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim, quote)
             try:

@@ -107,6 +107,18 @@ def test_a_new_profile_is_served_and_a_removed_one_is_not(changing: Changing) ->
     assert changing.asked("m1") == 200
 
 
+def test_what_did_not_change_is_one_and_the_same_for_all(changing: Changing) -> None:
+    """Or every later request to its server would be measured as if that were not there."""
+    assert changing.asked("m1") == 200
+    changing.write("m3", 'id = "m3"\n{server}')
+    changing.reload()
+    deck = changing.running.deck
+    server, match = deck.board.server("m1"), deck.pipeline.catalog.resolve("m1")
+    assert server is not None
+    assert match is not None
+    assert server.profile is match.profile
+
+
 def test_what_it_did_is_logged_in_words(changing: Changing, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "deck"):
         changing.write("m3", 'id = "m3"\n{server}')

@@ -290,6 +290,11 @@ class Board:
         if relaunch:
             self.unload(profile.id)
 
+    def keep(self, profile: Profile) -> None:
+        """Take an unchanged profile as it was read anew, so that all know one and the same."""
+        if self._models.renew(profile) and (server := self._servers.get(profile.id)) is not None:
+            server.profile = profile
+
     def remove(self, profile: str) -> None:
         """Refuse who waits for a profile that is gone, and stop its server when it is free."""
         error = DeckError(ErrorKind.MODEL_NOT_FOUND, f"the model {profile!r} was removed", param="model")
@@ -378,7 +383,7 @@ class Board:
             for ticket, credit in self._quotes.ask(server):
                 self._policy.requote(ticket, credit)
         self._execute(self._policy.started(name, slots_of(server), loop.time(), pool=pool, book=book))
-        self._watch_idle(profile)  # whoever wanted it may have left meanwhile
+        self._watch_idle(server.profile)  # whoever wanted it may have left meanwhile
         self._on_up(server)
 
     def _resize(self, name: str, server: Server) -> None:

@@ -288,7 +288,10 @@ class TestTiny:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
             found = until(lambda: children(process.pid), what="the model's process")
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=30)
+            try:
+                _, err = process.communicate(timeout=30)
+            finally:
+                process.kill()  # or a test that fails would not end
         assert process.returncode == 130
         assert "Traceback" not in err
         until(lambda: not any(is_alive(pid) for pid in found), what="the end of the model's process")
