@@ -176,11 +176,16 @@ def test_what_one_token_may_stand_for_in_any_length_counts_next_to_nothing(text:
     assert least(TextRequest(model="m", prompt=text)) == 0
 
 
+@pytest.mark.parametrize("mark", ["<|im_end|>", "<start_of_turn>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>"])
+def test_marks_of_templates_count_nothing(mark: str) -> None:
+    assert least(TextRequest(model="m", prompt=mark * 1000)) == 0
+
+
 def test_what_a_template_may_leave_out_counts_nothing() -> None:
     assert least(said(Text("word " * 100))) == 50
     assert least(said(Text("word " * 100), role="assistant")) == 50
     assert least(said(Text("<think>" + "word " * 100 + "</think>"), role="assistant")) == 0
-    assert least(said(Text("</think>" + "word " * 100))) == 51
+    assert least(said(Text("</think>" + "word " * 100))) == 50  # a mark may be one token of any length
     assert least(said(Reasoning("word " * 100), role="assistant")) == 0
     assert least(said(ToolCall("1", "f", '{"a": "' + "word " * 100 + '"}'), role="assistant")) == 0
     assert least(said(Image("data:image/png;base64," + "Ab" * 1000))) == 0
