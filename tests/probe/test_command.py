@@ -285,7 +285,12 @@ class TestTiny:
         command = self.command(tmp_path)
         loading = local(tmp_path / "fake", "t", "--fake-unhealthy", "1000000")
         (tmp_path / "profiles" / "t.toml").write_text(loading, encoding="utf-8")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        try:
+            started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        with started as process:
             found = until(lambda: children(process.pid), what="the model's process")
             process.send_signal(signal.SIGINT)
             try:
