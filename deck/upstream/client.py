@@ -53,10 +53,7 @@ class UpstreamClient:
             response = await self._transport.post(self._prepared(server, route), body)
             if response.status == 200:
                 return response
-            try:
-                content = await response.read(_ERROR_LIMIT)
-            finally:
-                response.close()
+            content = await _words(response)
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
         raise upstream_error(response.status, content) from Refusal(response.status)
@@ -82,10 +79,7 @@ class UpstreamClient:
             response = await self._transport.upload(target_of(server), address.prefix + route, headers, pieces, limits)
             if response.status == 200:
                 return response
-            try:
-                content = await response.read(_ERROR_LIMIT)
-            finally:
-                response.close()
+            content = await _words(response)
         except httpx.HTTPError as exc:
             raise await _broken(server, exc) from exc
         raise upstream_error(response.status, content, who=server.profile.backend) from Refusal(response.status)
@@ -240,6 +234,14 @@ def target_of(server: Server) -> Target:
     address, settings = server.address, server.profile.server
     owner = server.profile.id if settings.is_remote else ""
     return Target(host=address.host, port=address.port, uds=address.uds, tls=address.tls, owner=owner)
+
+
+async def _words(response: RawResponse) -> bytes:
+    """Return what a refusal says, and let its connection go."""
+    try:
+        return await response.read(_ERROR_LIMIT)
+    finally:
+        response.close()
 
 
 async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
