@@ -126,6 +126,26 @@ def test_a_crash_while_its_stop_is_due_counts_once() -> None:
     run(play())
 
 
+def test_a_server_that_breaks_while_it_is_stopped_does_not_take_its_successor() -> None:
+    async def play() -> None:
+        stage = Stage()
+        board, a = stage.board, profile("a")
+        ticket, server = await board.acquire(a)
+        waiter = asyncio.ensure_future(board.acquire(a))
+        await until(lambda: board.depth == 1)
+        board.unload("a")
+        board.release(ticket, server)
+        await until(lambda: server.state is ServerState.DRAINING)
+        stage.launched[0].condemn("killed by signal 9")  # its end is told as a stop first, then as a crash
+        ticket, server = await asyncio.wait_for(waiter, 5)
+        assert server is stage.launched[1]
+        board.release(ticket, server)
+        await board.close()
+        assert len(stage.launched) == 2
+
+    run(play())
+
+
 def sized(context: int) -> Profile:
     return Profile.model_validate({"id": "a", "server": {"model": "/a.gguf", "ctx_size": context, "ttl": "0"}})
 
