@@ -121,3 +121,30 @@ def test_another_spelling_of_the_same_is_answered_with_its_own_names(tmp_path: P
 
         first, second, alone = (answer.headers["x-athena-compatibility-changed"] for answer in deck.runner.run(play()))
         assert second == alone != first
+
+
+def test_whoever_leaves_a_generation_that_runs_has_not_queued_for_it(tmp_path: Path) -> None:
+    port, gate, seen = free_port(), asyncio.Event(), list[Received]()
+
+    def script(received: Received) -> Reply:
+        seen.append(received)
+        return Reply(steps=[role(), content("Hello"), gate, finish(), done()])
+
+    with app(tmp_path, profiles=far(port)) as deck:
+        records = Records(deck)
+
+        async def play() -> None:
+            async with up(script, port):
+                asked = asyncio.ensure_future(post(deck, model="far", temperature=0))
+                while not seen:
+                    await asyncio.sleep(0.001)
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+                while not records.all:
+                    await asyncio.sleep(0.001)
+                gate.set()
+
+        deck.runner.run(play())
+        [record] = records.all
+        assert record.lane == "static"
+        assert record.queued < record.duration
