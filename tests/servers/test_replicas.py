@@ -404,6 +404,25 @@ async def said(client: UpstreamClient, remote: Remote) -> None:
 
 
 @bounded
+async def test_one_that_has_failed_is_tried_by_nobody_while_another_is_up() -> None:
+    breaks = Reply(steps=[role(), content("x"), Act.CLOSE])
+    async with (
+        FakeLlama([breaks] * 9) as shaky,
+        fakes(1) as (good,),
+        upstream() as client,
+        running(shaky.url, good.url, health_interval=10) as remote,
+    ):
+        backend = remote.backends()[0]
+        while len(shaky.chats) < 3:
+            await until(lambda: not backend.is_suspect)
+            await said(client, remote)
+        await until(lambda: states(remote)[0] is ReplicaState.HALF_OPEN)
+        for _ in range(10):
+            await chat(client, remote)
+        assert len(shaky.chats) == 3
+
+
+@bounded
 async def test_many_refusals_are_few_questions() -> None:
     busy = refuse(429, "too many", "rate_limit_error")
     async with FakeLlama([busy]) as fake, upstream() as client, running(fake.url, health_interval=300) as remote:
