@@ -406,6 +406,23 @@ def test_another_server_than_there_was_is_looked_at_anew(tmp_path: Path) -> None
         assert deck.deck.board.running("p") == 0
 
 
+def test_who_takes_more_than_was_granted_waits_for_it(tmp_path: Path) -> None:
+    with app(tmp_path, answering) as deck:
+        seen, settled = watched(deck, lambda server: None), list[int]()
+
+        def settle(ticket: Any, credit: int) -> bool:
+            settled.append(credit)
+            return len(settled) > 1
+
+        deck.deck.board.settle = settle  # type: ignore[method-assign]  # as if others had taken the pool
+        deck.deck.pipeline._fitter._known.clear()
+        answer = send(deck, WIRES["chat"], "hi", 9)
+        assert answer.is_success
+        assert len(seen) == 2
+        assert seen[1] == settled[0]
+        assert len(generated(deck)) == 1
+
+
 def test_slots_of_their_own_are_promised_whole(tmp_path: Path) -> None:
     """Whoever waits for a server may find one whose slots share."""
     with app(tmp_path, answering) as deck:

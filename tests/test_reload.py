@@ -12,8 +12,10 @@ from app_support import BODY, TOKEN, App, app, error_of
 
 from deck.catalog import Catalog
 from deck.errors import DeckError
+from deck.exchange import Exchange
 from deck.profile import Profile
 from deck.reload import Change, compare
+from deck.serving import NOBODY
 from deck.testing.fake_llama import Received, Reply, say
 
 
@@ -117,6 +119,18 @@ def test_what_did_not_change_is_one_and_the_same_for_all(changing: Changing) -> 
     assert server is not None
     assert match is not None
     assert server.profile is match.profile
+
+
+def test_what_was_prepared_before_a_removal_starts_nothing(changing: Changing) -> None:
+    deck = changing.running.deck
+    surface = deck.pipeline.plugins.surfaces["chat"]
+    exchange = Exchange("x", surface, NOBODY, "s" * 40, 0.0)
+    deck.pipeline.prepare(exchange, {"model": "m2", "messages": [{"role": "user", "content": "hi"}]})
+    (changing.directory / "m2.toml").unlink()
+    changing.reload()
+    with pytest.raises(DeckError, match="the model 'm2' was removed"):
+        changing.running.runner.run(deck.pipeline.run(exchange, lambda events: None))
+    assert deck.board.server("m2") is None
 
 
 def test_what_it_did_is_logged_in_words(changing: Changing, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,6 +75,31 @@ def test_it_serves_and_stops_and_leaves_nothing(config: Config, make: Make, plac
             os.kill(pid, 0)
         if server.address.uds:
             assert not Path(server.address.uds).exists()
+
+    run(main())
+
+
+def test_what_it_printed_of_clients_is_told_to_no_other(config: Config, tmp_path: Path) -> None:
+    """Of a failed start its lines are the reason; once it serves they may be what somebody sent."""
+
+    async def main() -> None:
+        listens = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1])))"
+        code = f"{listens}; print('a secret of A', flush=True)"
+        for more, is_told in (("; sys.exit(3)", True), ("; [s.accept() for _ in iter(int, 1)]", False)):
+            command = (PYTHON, "-c", code + more, "{port}")
+            settings = ServerSettings(command=command, health="/health" if is_told else None, load_timeout=20)
+            server = Program(Profile(id="voice", kind="speech", server=settings, source=tmp_path / "v.toml"), config)
+            if is_told:
+                with pytest.raises(DeckError, match="a secret of A"):
+                    await server.start()
+                continue
+            await server.start()
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            await server.wait_ended()
+            assert server.reason == "killed by signal 9; see `deck logs voice`"
+            assert server.log is not None
+            assert "a secret of A" in server.log.read_text()
 
     run(main())
 
