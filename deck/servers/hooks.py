@@ -22,6 +22,7 @@ from deck.servers.command import guarded, plain_environment
 _log = logging.getLogger("deck.servers")
 
 EVENTS = ("before_start", "after_ready", "on_stop", "on_crash")
+_WHILE_READY = "after_ready"
 _OUTPUT = 4096
 _READ = 4096
 _SHOWN = 500
@@ -64,7 +65,9 @@ def _in_one_line(reason: str) -> str:
 
 
 class HookRunner:
-    """Runs the hooks of one server.
+    """Runs the hooks of one server, one at a time and in the order of its turns.
+
+    What runs since the server was ready is ended by whatever turn comes next: its server is gone.
 
     Args:
         environ: what their environment is taken from.
@@ -75,37 +78,49 @@ class HookRunner:
         self._tasks: dict[asyncio.Task[None], str] = {}
 
     async def run(self, profile: Profile, told: Mapping[str, str]) -> None:
-        """Run the hook of the event that is told, and log what it printed.
+        """Run the hook of the event that is told when those before it have ended, and log what it printed.
 
         Raises:
             HookError: it failed.
         """
+        await self.settle()
+        await self._run(profile, told)
+
+    async def _run(self, profile: Profile, told: Mapping[str, str]) -> None:
         event = told["DECK_EVENT"]
         printed = await run_hook(profile, event, told, self._environ)
         _log.info("model %s: the hook %s ended%s", profile.id, event, f": {printed}" if printed else "")
 
     def spawn(self, profile: Profile, told: Mapping[str, str]) -> None:
         """Run a hook that nobody waits for; a failure is logged."""
-        task = asyncio.get_running_loop().create_task(self._run_logged(profile, told))
+        self._cancel(_WHILE_READY)
+        earlier = set(self._tasks)
+        task = asyncio.get_running_loop().create_task(self._run_logged(profile, told, earlier))
         self._tasks[task] = told["DECK_EVENT"]
         task.add_done_callback(self._tasks.pop)
 
     async def end(self, event: str) -> None:
         """End the hooks of an event that still run: their time is over."""
+        tasks = self._cancel(event)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _cancel(self, event: str) -> list[asyncio.Task[None]]:
         tasks = [task for task, running in self._tasks.items() if running == event]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        return tasks
 
     async def settle(self) -> None:
         """Wait until those that were spawned have ended; each has a limit of its own."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _run_logged(self, profile: Profile, told: Mapping[str, str]) -> None:
+    async def _run_logged(self, profile: Profile, told: Mapping[str, str], earlier: set[asyncio.Task[None]]) -> None:
+        if earlier:
+            await asyncio.wait(earlier)
         try:
-            await self.run(profile, told)
+            await self._run(profile, told)
         except HookError as exc:
             _log.warning("model %s: %s", profile.id, exc)
 

@@ -172,6 +172,50 @@ def test_a_stop_ends_what_still_runs_since_it_was_ready(
     run(main())
 
 
+def test_a_start_waits_for_what_the_crash_before_it_began(
+    config: Config, make_profile: MakeProfile, tmp_path: Path
+) -> None:
+    """What a crash gives back may be what the next start takes."""
+    slow = [
+        sys.executable,
+        "-c",
+        "import runpy, sys, time\ntime.sleep(0.5)\nsys.argv.pop(0)\nrunpy.run_path(sys.argv[0])",
+    ]
+
+    async def main() -> None:
+        hooks = {"on_crash": [*slow, *teller(tmp_path)[1:]], "before_start": teller(tmp_path)}
+        server = Process(hooked(make_profile(), **hooks), config)
+        await server.start()
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait_ended()
+        await server.start()
+        assert [item["DECK_EVENT"] for item in told(tmp_path)] == ["before_start", "on_crash", "before_start"]
+        await server.stop(grace=5)
+
+    run(main())
+
+
+def test_a_crash_ends_what_still_runs_since_it_was_ready(
+    config: Config, make_profile: MakeProfile, tmp_path: Path
+) -> None:
+    code = f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nimport time\ntime.sleep(60)"
+
+    async def main() -> None:
+        hooks = {"after_ready": [sys.executable, "-c", code], "on_crash": teller(tmp_path), "timeout": "60s"}
+        server = Process(hooked(make_profile(), **hooks), config)
+        await server.start()
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: told(tmp_path))
+        assert [item["DECK_EVENT"] for item in told(tmp_path)] == ["on_crash"]
+        assert not is_running(int((tmp_path / "pid").read_text()))
+        await server.stop(grace=5)
+
+    run(main())
+
+
 @pytest.mark.parametrize("turns", range(6))
 def test_a_hook_that_is_ended_at_once_leaves_nothing(tmp_path: Path, turns: int) -> None:
     """Whenever it is ended: also while its process is being made."""
