@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -380,7 +380,7 @@ class CountingSurface(Surface, Protocol):
 class Filter(Protocol):
     """Events in, events out; works on any slicing."""
 
-    def feed(self, event: Event) -> Iterator[Event]:
+    def feed(self, event: Event) -> Iterable[Event]:
         """Return what becomes of `event`: itself, others, or nothing yet."""
         ...
 

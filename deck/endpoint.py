@@ -221,8 +221,7 @@ class _Serving(Serving):
         def take(events: list[Event]) -> None:
             if exchange.first_token is None:
                 self._note_first(events)
-            for event in events:
-                fold.feed(event)
+            fold.take(events)
 
         try:
             await self.endpoint._pipeline.run(exchange, take)

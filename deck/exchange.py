@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from deck.canon.request import Request
+from deck.canon.request import Message, Request
 from deck.canon.value import value
 from deck.continuations import Continuation
 from deck.contracts import Family, Parsed, Server, Surface
@@ -33,7 +33,7 @@ class Exchange:
     `is_guest` = its answer was made for another exchange. `heard` counts what came of its answer; `is_owed` tells that
     its server, not its client, is waited for. `catalog` is the models that there were when it was prepared, `replica`
     which of several servers was tried last, `retries` how often one was passed over for another; `was_tried` = one was
-    tried under the grant that it has now.
+    tried under the grant that it has now. `texts` is the client's turns where each is nothing but one text.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Exchange:
     replica: str = ""
     retries: int = 0
     was_tried: bool = False
+    texts: tuple[Message, ...] | None = None
 
     def note_backend(self, url: str) -> None:
         """Note the server that is tried, where the model has several."""

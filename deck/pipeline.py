@@ -17,7 +17,7 @@ import httpx
 from deck import json
 from deck.admission import Fitter
 from deck.canon.events import Event, Failed
-from deck.canon.request import ChatRequest, Request, TextRequest
+from deck.canon.request import ChatRequest, Request, TextRequest, are_texts
 from deck.catalog import Catalog
 from deck.contracts import Facts, ParseOptions, Server, ServerState
 from deck.counting import ThoughtCounter, estimate
@@ -101,9 +101,13 @@ class Pipeline:
         exchange.profile = profile
         exchange.parsed = call_plugin(surface.name, surface.parse, body, exchange.report, options)
         assert profile is not None, "a surface accepted a body without a model"
-        exchange.model = exchange.parsed.request.model
-        check_declared(exchange.parsed.request, profile)
-        self._images.check(exchange.parsed.request)
+        request = exchange.parsed.request
+        exchange.model = request.model
+        if isinstance(request, ChatRequest) and are_texts(request.messages):
+            exchange.texts = request.messages
+        else:
+            self._images.check(request)
+        check_declared(request, profile, has_media=exchange.texts is None)
         if self._router is not None and exchange.operation == "generate":
             self._router.route(exchange, body, self._clock())
 
@@ -193,7 +197,8 @@ class Pipeline:
     async def _run(self, exchange: Exchange, take: Taker) -> None:
         profile, claim = exchange.profile, exchange.claim
         assert profile is not None
-        await self._fetch_images(exchange)
+        if exchange.texts is None:
+            await self._fetch_images(exchange)
         loaded = self._ready(profile)
         if loaded is None or loaded.profile is not profile:
             fit = self._fitter.guess(exchange)
@@ -223,14 +228,17 @@ class Pipeline:
                 exchange.is_owed = False
                 self.board.release(ticket, server)
 
-    async def _send_on(self, exchange: Exchange, server: Server, shaped: Shaped, payload: bytes, take: Taker) -> None:
+    def _send_on(
+        self, exchange: Exchange, server: Server, shaped: Shaped, payload: bytes, take: Taker
+    ) -> Coroutine[Any, Any, object]:
         """Send a request to a server, or to one of several."""
         exchange.is_owed = True
-        if isinstance(server, Remote):
-            affinity = affinity_of(exchange) if server.has_choice else None
-            await server.use(affinity, lambda use: self._send(exchange, use.server, shaped, payload, take, use))
-        else:
-            await self._send(exchange, server, shaped, payload, take)
+        only = server.only if isinstance(server, Remote) else server
+        if only is not None:
+            return self._send(exchange, only, shaped, payload, take)
+        assert isinstance(server, Remote)
+        affinity = affinity_of(exchange) if server.has_choice else None
+        return server.use(affinity, lambda use: self._send(exchange, use.server, shaped, payload, take, use))
 
     def _placed(self, exchange: Exchange, ticket: Ticket, claim: Claim, payload: bytes) -> bytes:
         """Return a body with the slot it is to run in, if Deck chooses it; note a turn that did not come in time."""

@@ -20,7 +20,7 @@ from deck.scheduler.lanes import Lane, RouteNeeds, Switches, route_decide
 from deck.scheduler.slots import Claim, SlotBook
 
 _ALL = Switches()
-_STREAMED = RouteNeeds(stream=True)
+_STREAMED, _BUFFERED = RouteNeeds(stream=True), RouteNeeds()
 # With any of these the same prompt may have another answer although the temperature is 0.
 _CHANCE = ("xtc_probability", "dynatemp_range", "mirostat", "samplers", "adaptive_target")
 # llama-server moves idle prompts of a shared cache to the host's memory, and brings them back only where it chooses.
@@ -59,7 +59,9 @@ class Router:
         assert exchange.profile is not None
         request, profile = exchange.parsed.request, exchange.profile
         switches = self._switches.get(exchange.surface.name, _ALL)
-        exchange.record = record = self._reclaimed(exchange, request, now) if switches.tools else None
+        # Texts bring no results.
+        has_record = switches.tools and exchange.texts is None
+        exchange.record = record = self._reclaimed(exchange, request, now) if has_record else None
         exchange.lane = lane = route_decide(needs_of(request, profile, continues=record is not None), switches)
         server = profile.server
         if server.parallel == 1 and not server.is_remote:
@@ -147,23 +149,25 @@ def affinity_of(exchange: Exchange) -> str:
 def needs_of(request: Request, profile: Profile, *, continues: bool = False) -> RouteNeeds:
     """Return what a request needs of its lane, by the sampling that is in effect as far as the client and profile say.
 
-    What matters to the shared lane only is left out of a stream and of a request with tools.
+    What matters to the shared lane only is left out of a stream, of a request with tools, and where chance decides.
     """
     tools = bool(request.tools) if isinstance(request, ChatRequest) else False
-    if request.stream and not (continues or tools or request.is_prefill_only):
-        return _STREAMED
-    if request.stream or tools:
+    prefill_only = request.is_prefill_only
+    greedy = not (request.stream or tools) and _is_greedy(request, profile)
+    if not (greedy or continues or tools or prefill_only):
+        return _STREAMED if request.stream else _BUFFERED
+    if not greedy:
         return RouteNeeds(
-            prefill_only=request.is_prefill_only,
+            prefill_only=prefill_only,
             continues=continues,
             tools=tools,
             may_retry=tools and profile.retry_calls,
             stream=request.stream,
         )
     return RouteNeeds(
-        prefill_only=request.is_prefill_only,
+        prefill_only=prefill_only,
         continues=continues,
-        greedy=_is_greedy(request, profile),
+        greedy=True,
         thinking=isinstance(request, ChatRequest) and _thinks(request),
         stops=bool(_effective("stop", request, profile)),
         logprobs=request.logprobs is not None,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from deck import kit
 from deck.answer_tool import AnswerText, with_answer_tool
 from deck.canon.events import Event
-from deck.canon.request import Audio, ChatRequest, Image, ReasoningSetting, Request, TextRequest, has_kind
+from deck.canon.request import UNSET_REASONING, Audio, ChatRequest, Image, Request, TextRequest, has_kind
 from deck.contracts import NEEDS_NOTHING, Facts, Family, Filter, Needs
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
@@ -25,6 +25,10 @@ from deck.steps import apply_profile, note_idle
 from deck.upstream.client import CHAT, TEXT
 from deck.upstream.encode import encode, encode_text
 
+_MEDIA: Sequence[tuple[type[Image] | type[Audio], Literal["vision", "audio"], str]] = (
+    (Image, "vision", "images"),
+    (Audio, "audio", "audio"),
+)
 _Result = TypeVar("_Result")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 
@@ -47,25 +51,23 @@ class Shaper:
         profile, report, request = exchange.profile, exchange.report, exchange.parsed.request
         if isinstance(request, TextRequest):
             return self._shape_text(exchange, request, facts)
-        if profile.can("reasoning") is False and request.reasoning != ReasoningSetting():
-            if request.reasoning.enabled is not False:
-                for path in request.reasoning.asked or (request.reasoning.path,):
-                    report.ignored(path, "this model does not think", field="reasoning_effort")
-            request = replace(request, reasoning=ReasoningSetting())
+        if request.reasoning is not UNSET_REASONING:
+            request = _as_it_thinks(request, profile, report)
         chosen = self._chosen(profile, facts)
         family = chosen.family
         request = apply_profile(request, profile, chosen.defaults, report, exchange.parsed.paths)
         if self._plugins.steps:
             request = self._step(request, profile, report)
-        request = add_stops(repair_history(request, report), chosen.stops)
+        # What most requests have no use for is not called for each: this is run for all.
+        if request.extra or request.messages is not exchange.texts:
+            request = repair_history(request, report)
+        request = add_stops(request, chosen.stops) if chosen.stops else request
         output, answer_tool = request.output, ""
         if output is not None or request.tools:
             note_schemas(request, report)
             request, answer_tool = with_answer_tool(request, facts, report)
         request = call_plugin(family.name, family.adapt, request, facts, report)
-        check_measured(request, facts)
-        _check_biases(request, facts, exchange.parsed.paths)
-        _check_end(request, exchange.parsed.paths)
+        _check_shaped(request, exchange, facts)
         note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
         body = encode(request, context=facts.context or profile.server.ctx_size)
         if answer_tool:
@@ -140,7 +142,8 @@ def filter_of(shaped: Shaped, exchange: Exchange) -> Filter | None:
     if shaped.answer_tool:
         found = kit.chain((found, AnswerText(shaped.answer_tool, exchange.report)))
     assert exchange.parsed is not None
-    own = frozenset(family.stops()).difference(exchange.parsed.request.sampling.get("stop") or ())
+    stops = family.stops()
+    own = frozenset(stops).difference(exchange.parsed.request.sampling.get("stop") or ()) if stops else stops
     return kit.chain((found, kit.OwnStops(own))) if own else found
 
 
@@ -171,25 +174,48 @@ def filtered_by(name: str, filtered: Filter, events: list[Event]) -> list[Event]
     return found
 
 
-def check_declared(request: Request, profile: Profile) -> None:
-    """Refuse what the model is known not to do before anything is started."""
+def check_declared(request: Request, profile: Profile, *, has_media: bool = True) -> None:
+    """Refuse what the model is known not to do before anything is started; media are looked for if there may be any."""
     if request.output is not None and request.output.kind != "grammar" and profile.can("json_schema") is False:
         mode, path = request.output.kind, request.output.path
         raise invalid(f"{path}: the model {profile.id!r} cannot be held to {mode}", path)
     if isinstance(request, TextRequest):
         return
-    for kind, word, can in ((Image, "images", profile.can("vision")), (Audio, "audio", profile.can("audio"))):
-        if can is False and (origin := has_kind(request, kind)) is not None:
+    for kind, ability, word in _MEDIA if has_media else ():
+        if profile.can(ability) is False and (origin := has_kind(request, kind)) is not None:
             raise _unreadable(origin, kind, f"the model {profile.id!r} takes no {word}")
     if request.tools and profile.can("tools") is False:
         raise invalid(f"tools: the model {profile.id!r} calls no tools", "tools")
+
+
+def _as_it_thinks(request: ChatRequest, profile: Profile, report: Report) -> ChatRequest:
+    """Return the request without thinking where the model is declared not to think."""
+    setting = request.reasoning
+    if setting == UNSET_REASONING or profile.can("reasoning") is not False:
+        return request
+    if setting.enabled is not False:
+        for path in setting.asked or (setting.path,):
+            report.ignored(path, "this model does not think", field="reasoning_effort")
+    return replace(request, reasoning=UNSET_REASONING)
+
+
+def _check_shaped(request: ChatRequest, exchange: Exchange, facts: Facts) -> None:
+    """Refuse what cannot be honoured of a request in its last form."""
+    assert exchange.parsed is not None
+    paths = exchange.parsed.paths
+    if facts.modalities and request.messages is not exchange.texts:
+        check_measured(request, facts)
+    if "logit_bias" in request.sampling:
+        _check_biases(request, facts, paths)
+    if request.output is not None:
+        _check_end(request, paths)
 
 
 def check_measured(request: ChatRequest, facts: Facts) -> None:
     """Refuse media that the running server says it cannot take."""
     if not facts.modalities:
         return
-    for kind, modality, word in ((Image, "vision", "images"), (Audio, "audio", "audio")):
+    for kind, modality, word in _MEDIA:
         if facts.modalities.get(modality) is False and (origin := has_kind(request, kind)) is not None:
             raise _unreadable(origin, kind, f"this model takes no {word}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
@@ -54,26 +54,35 @@ class Fold:
         Raises:
             DeckError: the stream failed.
         """
-        match event:
-            case PartDelta():
-                assert self._open is not None
-                self._open.text.append(event.text)
-                if event.logprobs:
-                    self._logprobs.extend(event.logprobs)
-            case PartStart():
-                self._open = _Open(event, first_logprob=len(self._logprobs))
-            case PartEnd():
-                self._close()
-            case Finish():
-                self._finish = event
-            case Start():
-                self._fingerprint = event.fingerprint
-            case Failed():
-                raise event.error
-            case Progress():
-                pass
-            case _:
-                assert_never(event)
+        self.take((event,))
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Take the next events.
+
+        Raises:
+            DeckError: the stream failed.
+        """
+        for event in events:
+            match event:
+                case PartDelta():
+                    assert self._open is not None
+                    self._open.text.append(event.text)
+                    if event.logprobs:
+                        self._logprobs.extend(event.logprobs)
+                case PartStart():
+                    self._open = _Open(event, first_logprob=len(self._logprobs))
+                case PartEnd():
+                    self._close()
+                case Finish():
+                    self._finish = event
+                case Start():
+                    self._fingerprint = event.fingerprint
+                case Failed():
+                    raise event.error
+                case Progress():
+                    pass
+                case _:
+                    assert_never(event)
 
     def _close(self) -> None:
         assert self._open is not None

@@ -181,6 +181,15 @@ class TextRequest:
 Request = ChatRequest | TextRequest
 
 
+def are_texts(messages: tuple[Message, ...]) -> bool:
+    """Tell whether each turn is one text: then there is nothing in them to fetch, to pair or to refuse."""
+    for message in messages:
+        parts = message.parts
+        if len(parts) != 1 or type(parts[0]) is not Text or message.role == "tool":
+            return False
+    return True
+
+
 def has_kind(request: ChatRequest, kind: type[Image] | type[Audio]) -> str | None:
     """Return the origin of the first message that carries a part of `kind`, searching tool results too."""
     for message in request.messages:

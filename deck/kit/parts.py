@@ -42,6 +42,16 @@ class PartWriter:
         self.text(kind, event.text, event.logprobs, event.timings)
         return False
 
+    def pass_whole(self, start: PartStart) -> bool:
+        """Begin a part as it is where it has the next index and none is open; tell whether that was so.
+
+        Its pieces then pass by this writer, and `close` ends it.
+        """
+        if self._open is not None or self._count != start.index:
+            return False
+        self._open = start.kind
+        return True
+
     def call(self, tool_id: str, name: str, arguments: str) -> None:
         """Add a whole call."""
         self.open_call(tool_id, name)

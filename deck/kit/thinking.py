@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,32 +26,52 @@ class _TextFilter(abc.ABC):
         self._is_noted = False
         self._is_plain = False  # nothing more can be found in this text
         self._passes = -1  # the part whose pieces stay as they are, to its end
+        self._fresh: PartStart | None = None  # a text that has begun, and nothing of it came yet
 
-    def feed(self, event: Event) -> Iterator[Event]:
+    def feed(self, event: Event) -> Iterable[Event]:
         """Return what becomes of `event`."""
         match event:
             case PartDelta():
                 if event.index == self._passes:
-                    return iter((event,))
+                    return (event,)
+                start, self._fresh = self._fresh, None
+                if start is not None and self._lets_pass(start, event):
+                    return (start, event)
                 self._delta(event)
             case PartStart():
                 self._passes = -1
                 self._kind = event.kind
+                self._fresh = None
                 if event.kind == "tool_call":
                     self._writer.open_call(event.tool_id, event.tool_name)
                 elif event.kind == "text":
+                    self._fresh = event
                     self.begin()
             case PartEnd():
-                if self._kind == "text":
+                if self._kind == "text" and event.index != self._passes:
                     self.end()
                 self._writer.close()
             case Failed():
                 if self._kind == "text":
                     self.end()  # what is open stays open, being incomplete
-                return iter([*self._writer.taken(), event])
+                return [*self._writer.taken(), event]
             case Start() | Progress() | Finish():
-                return iter([*self._writer.taken(), event] if self._writer.events else (event,))
-        return iter(self._writer.taken())
+                return [*self._writer.taken(), event] if self._writer.events else (event,)
+        return self._writer.taken()
+
+    def is_plain(self, beginning: str) -> bool:
+        """Tell whether a text that begins so is certainly let through as it is, whatever follows."""
+        return False
+
+    def _lets_pass(self, start: PartStart, event: PartDelta) -> bool:
+        """Tell whether a text that begins with this piece passes as it is."""
+        if not event.text:
+            self._fresh = start
+            return False
+        if not self.is_plain(event.text) or not self._writer.pass_whole(start):
+            return False
+        self._passes = event.index
+        return True
 
     def _delta(self, event: PartDelta) -> None:
         if self._kind == "tool_call":
@@ -105,6 +125,7 @@ class ThinkTags(_TextFilter):
     def __init__(self, report: Report, tags: Sequence[tuple[str, str]] = (("<think>", "</think>"),)) -> None:
         super().__init__(report)
         self._tags = tags
+        self._firsts = _firsts(tags)
         self.begin()
 
     def begin(self) -> None:
@@ -114,6 +135,10 @@ class ThinkTags(_TextFilter):
         self._is_plain = False
         self._is_after = False
         self._has_thought = False
+
+    def is_plain(self, beginning: str) -> bool:
+        """Tell whether a text begins as no tag does."""
+        return beginning[0] not in self._firsts and not beginning[0].isspace()
 
     def more(self, text: str) -> None:
         """Take more of the text."""
@@ -294,6 +319,12 @@ def think_tags(*tags: tuple[str, str]) -> Callable[[Report], ThinkTags]:
 def block_marks(openers: Mapping[str, PartKind], closers: Sequence[str]) -> Callable[[Report], BlockMarks]:
     """Return what makes a filter for marked blocks."""
     return partial(BlockMarks, openers=openers, closers=closers)
+
+
+@lru_cache(maxsize=64)
+def _firsts(tags: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    """Return the first characters of tags."""
+    return frozenset(tag[0] for pair in tags for tag in pair)
 
 
 def _kept(text: str, marks: Sequence[str]) -> int:

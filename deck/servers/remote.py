@@ -67,6 +67,9 @@ class Remote:
         profile: one with `[server] url` or `urls`.
         environ: where the key is looked up, at each start.
         jitter: numbers from 0 to 1.
+
+    Attributes:
+        facts: what holds of all that are up: the least context, what all of them read; empty before one is ready.
     """
 
     log = None
@@ -83,7 +86,7 @@ class Remote:
         self._jitter = jitter
         self._backends = [Backend(profile, url, jitter) for url in profile.server.addresses]
         self._watching: dict[Backend, asyncio.Task[None]] = {}
-        self._facts = Facts()
+        self.facts = Facts()
         self._key: str | None = None
         self._state = ServerState.STOPPED
         self._reason: str | None = None
@@ -119,18 +122,13 @@ class Remote:
     @property
     def state(self) -> ServerState:
         """Where it is in its life, as far as Deck uses it: failed while none of the servers can be used."""
-        if self._state is not ServerState.READY:
+        if self._state is not ServerState.READY or not self._profile.server.urls:
             return self._state
         now = time.monotonic()
         states = {backend.condition(now) for backend in self._backends}
         if states & {ReplicaState.UP, ReplicaState.HALF_OPEN}:
             return ServerState.READY
         return ServerState.LOADING if ReplicaState.LOADING in states else ServerState.FAILED
-
-    @property
-    def facts(self) -> Facts:
-        """What holds of all that are up: the least context, what all of them read; empty before one is ready."""
-        return self._facts
 
     @property
     def address(self) -> Address:
@@ -161,6 +159,11 @@ class Remote:
     def has_choice(self) -> bool:
         """Whether there is more than one."""
         return len(self._backends) > 1
+
+    @property
+    def only(self) -> Backend | None:
+        """The server at a `url`, where there is nothing to choose and nothing to learn; None = `use` must choose."""
+        return None if self._profile.server.urls else self._backends[0]
 
     def memory(self) -> int | None:
         """Return None: they take no memory here."""
@@ -238,8 +241,8 @@ class Remote:
         Raises:
             DeckError: what the last server said, or that none can be used.
         """
-        if not self._profile.server.urls:
-            await work(Use(self._backends[0], None))  # nothing to choose, and nothing to learn
+        if (only := self.only) is not None:
+            await work(Use(only, None))
             return
         tried: list[Backend] = []
         until = time.monotonic() + self._profile.server.stall_timeout
@@ -361,8 +364,8 @@ class Remote:
         up = [backend.facts for backend, state in states.items() if state is ReplicaState.UP]
         if up:
             merged = common_facts(up)
-            if merged != self._facts:
-                self._facts = merged
+            if merged != self.facts:
+                self.facts = merged
         slots = self.slots
         if slots != self._slots:
             self._slots = slots

@@ -27,7 +27,6 @@ _EXCERPT = 40
 _CONTENT = b'"content":'
 # So often in a row what stood around a text may be kept without being of use; then no more is kept.
 _VAIN = 8
-_NO_MEMBERS: Mapping[str, Any] = {}
 
 
 class Decoder:
@@ -104,7 +103,7 @@ class Decoder:
                     return
                 if payload == _DONE:
                     self._finish()
-                elif not self._is_alike(payload):
+                elif not (self._before and self._is_alike(payload)):
                     self._payload(payload)
         except DeckError as error:
             self._fail(error)
@@ -142,7 +141,7 @@ class Decoder:
     def _is_alike(self, payload: bytes) -> bool:
         """Take a chunk that differs from one before in nothing but its text: only that is read, as JSON by itself."""
         before, after = self._before, self._after
-        if not before or self._parts.kind != "text" or not (payload.startswith(before) and payload.endswith(after)):
+        if self._parts.kind != "text" or not (payload.startswith(before) and payload.endswith(after)):
             return False
         try:
             text = json.loads(payload[len(before) : len(payload) - len(after)])
@@ -310,14 +309,13 @@ def _measured(usage: Mapping[str, Any]) -> Usage:
     return Usage(
         _count(usage, "prompt_tokens") or 0,
         _count(usage, "completion_tokens") or 0,
-        _count(_details(usage, "prompt_tokens_details"), "cached_tokens"),
-        _count(_details(usage, "completion_tokens_details"), "reasoning_tokens"),
+        _detail(usage.get("prompt_tokens_details"), "cached_tokens"),
+        _detail(usage.get("completion_tokens_details"), "reasoning_tokens"),
     )
 
 
-def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = usage.get(name)
-    return value if type(value) is dict else _NO_MEMBERS
+def _detail(details: object, name: str) -> int | None:
+    return _count(details, name) if type(details) is dict else None
 
 
 def _entries(logprobs: object) -> tuple[Mapping[str, Any], ...]:
