@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
         self._linger: asyncio.TimerHandle | None = None
         self._drain: asyncio.Future[None] | None = None
         self.is_full = False
-        self._is_paused = False
+        self.is_paused = False
         self._held = 0
         self._has_moved = False
         self._is_in_body = False
@@ -225,8 +225,8 @@ class Connection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Let the client send on."""
-        if self._is_paused:
-            self._is_paused = False
+        if self.is_paused:
+            self.is_paused = False
             self._transport.resume_reading()
 
     async def drained(self) -> None:
@@ -242,7 +242,8 @@ class Connection(asyncio.Protocol):
         self._state.total_requests += 1
         if self._transport.is_closing():
             return
-        self.resume_reading()
+        if self.is_paused:
+            self.resume_reading()
         if not turn.is_whole:
             self._linger = self._loop.call_later(_LINGER, self._transport.close)
         if self._waiting:
@@ -269,8 +270,8 @@ class Connection(asyncio.Protocol):
         tasks.add(task)
 
     def _pause_reading(self) -> None:
-        if not self._is_paused:
-            self._is_paused = True
+        if not self.is_paused:
+            self.is_paused = True
             self._transport.pause_reading()
 
     def _rest(self) -> None:

@@ -27,7 +27,7 @@ from deck.loads import load_progress
 from deck.normalize.repairs import RETRIED_CALL
 from deck.normalize.report import Report
 from deck.pipeline import Pipeline
-from deck.serving import Serving
+from deck.serving import Serving, Summary
 from deck.structured import check_answer
 from deck.tokens import TokenStore
 
@@ -168,14 +168,17 @@ class _Serving(Serving):
             check_answer(answer, exchange.shaped.request, exchange.report)
         await self.reply.json(200, self.surface.render(answer, exchange.parsed, self._head()))
 
-    async def _answered(self) -> Answer:
+    def _answered(self) -> Coroutine[Any, Any, Answer]:
         """Return the answer; where the model's call cannot be used, that of one more try."""
         exchange = self.exchange
         assert exchange.parsed is not None
         assert exchange.profile is not None
         request = exchange.parsed.request
         if not exchange.profile.retry_calls or not isinstance(request, ChatRequest) or not request.tools:
-            return await self._folded()
+            return self._folded()
+        return self._with_usable_calls(request)
+
+    async def _with_usable_calls(self, request: ChatRequest) -> Answer:
         try:
             answer = await self._folded()
         except DeckError as error:
@@ -309,20 +312,16 @@ class _Serving(Serving):
         elif isinstance(event, Failed):
             self._set_failed(event.error)
 
-    def _asks_stream(self) -> bool:
-        parsed = self.exchange.parsed
-        return parsed is not None and parsed.request.stream
-
-    def _lane(self) -> str:
-        return self.exchange.lane._value_
-
-    def _finish(self) -> str | None:
-        return self.finish.reason._value_ if self.finish else None
-
-    def _tokens(self) -> tuple[int | None, int | None, int | None]:
-        # What was generated once is counted once.
-        usage = self.finish.usage if self.finish and not self.exchange.is_guest else None
-        return (usage.prompt, usage.completion, usage.cached) if usage else (None, None, None)
+    def _summary(self) -> Summary:
+        exchange, finish = self.exchange, self.finish
+        stream = exchange.parsed is not None and exchange.parsed.request.stream
+        lane = exchange.lane._value_
+        if finish is None:
+            return Summary(stream, None, None, None, None, lane)
+        reason, usage = finish.reason._value_, finish.usage
+        if exchange.is_guest:  # what was generated once is counted once
+            return Summary(stream, None, None, None, reason, lane)
+        return Summary(stream, usage.prompt, usage.completion, usage.cached, reason, lane)
 
 
 def _headers_of(scope: Scope, names: Sequence[str]) -> dict[str, str]:

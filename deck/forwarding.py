@@ -23,7 +23,7 @@ from deck.errors import DeckError, ErrorKind, hide_paths
 from deck.forwarder import Forwarder, Order
 from deck.http import Receive, Scope, Send, header
 from deck.operation import Operation
-from deck.serving import Serving
+from deck.serving import Serving, Summary
 from deck.shaping import call_plugin
 from deck.upstream.client import UpstreamClient
 from deck.upstream.failures import MidAnswer, upstream_error
@@ -292,11 +292,9 @@ class _Forwarding(Serving):
         elif "tokens_evaluated" in answer:
             self.usage = (_count(answer, "tokens_evaluated"), _count(answer, "tokens_predicted"))
 
-    def _asks_stream(self) -> bool:
-        return self.order is not None and self.order.asked.stream
-
-    def _tokens(self) -> tuple[int | None, int | None, int | None]:
-        return (*self.usage, None)
+    def _summary(self) -> Summary:
+        prompt, completion = self.usage
+        return Summary(self.order is not None and self.order.asked.stream, prompt, completion, None)
 
 
 # A page is what proxies and wrong addresses answer; it is no operation's answer.

@@ -58,6 +58,14 @@ def request_id_of(sent: bytes | None) -> str:
     return new_request_id()
 
 
+def identities(sent: bytes | None) -> tuple[str, str]:
+    """Return an exchange's id, which is the client's if it sent a plain one, and 40 random letters and digits."""
+    if sent is not None:
+        return request_id_of(sent), alphanumerics(40)
+    random = _random.take(52)
+    return "req_" + random[:12].hex(), random[12:].translate(_AS_LETTER).decode("ascii")
+
+
 def by_name(scope: Scope) -> dict[bytes, bytes] | None:
     """Return the headers by lower-case name, None if one stands twice."""
     listed = scope["headers"]

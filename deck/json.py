@@ -80,7 +80,11 @@ def loads_request(data: bytes, *, max_depth: int = 128) -> dict[str, Any]:
     is_simple = data.count(b"[") + data.count(b"{") <= max_depth and _LONG not in data.translate(_AS_DIGIT)
     is_rounded = not is_simple and _walk(value, max_depth)
     # In a text, colons stand behind keys and inside strings; a repeated key leaves more in the client's than in ours.
-    if is_rounded or orjson.dumps(value).count(b":") != data.count(b":") or _has_escaped_colon(data):
+    if (
+        is_rounded
+        or orjson.dumps(value).count(b":") != data.count(b":")
+        or (b"\\u003" in data and _has_escaped_colon(data))
+    ):
         _inspect(data, max_depth)
     return value
 
@@ -107,7 +111,7 @@ def _walk(value: dict[str, Any], max_depth: int) -> bool:
 
 
 def _has_escaped_colon(data: bytes) -> bool:
-    return b"\\u003" in data and (b"\\u003a" in data or b"\\u003A" in data)
+    return b"\\u003a" in data or b"\\u003A" in data
 
 
 def _inspect(data: bytes, max_depth: int) -> None:

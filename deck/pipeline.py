@@ -103,11 +103,14 @@ class Pipeline:
         assert profile is not None, "a surface accepted a body without a model"
         request = exchange.parsed.request
         exchange.model = request.model
+        is_plain = False
         if isinstance(request, ChatRequest) and are_texts(request.messages):
             exchange.texts = request.messages
+            is_plain = request.output is None and not request.tools
         else:
             self._images.check(request)
-        check_declared(request, profile, has_media=exchange.texts is None)
+        if not is_plain:
+            check_declared(request, profile)
         if self._router is not None and exchange.operation == "generate":
             self._router.route(exchange, body, self._clock())
 
@@ -153,6 +156,7 @@ class Pipeline:
         Raises:
             DeckError: there is none of that name, it is of another kind, or the token may not use it.
         """
+        exchange.catalog = self.catalog
         match = self.catalog.resolve(name)
         profile = match.profile if match is not None else None
         if profile is not None and profile.kind not in kinds and exchange.principal.may_use(profile.id):

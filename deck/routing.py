@@ -64,9 +64,10 @@ class Router:
         exchange.record = record = self._reclaimed(exchange, request, now) if has_record else None
         exchange.lane = lane = route_decide(needs_of(request, profile, continues=record is not None), switches)
         server = profile.server
-        if server.parallel == 1 and not server.is_remote:
+        is_remote = server.is_remote
+        if server.parallel == 1 and not is_remote:
             return
-        gives_out = self._gives_out(profile)
+        gives_out = not is_remote and self._gives_out(profile)
         if lane is not Lane.SERIAL and not gives_out and not server.urls:
             return  # there is no slot and no server to choose
         exchange.session = exchange.session or session_of_body(body)

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from deck.body import ClientGone
 from deck.canon.events import Event, Failed
@@ -21,7 +21,7 @@ from deck.config import Config
 from deck.contracts import ExchangeRecord, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, without_paths
 from deck.exchange import Exchange
-from deck.http import Receive, Scope, Send, alphanumerics, by_name, header, request_id, request_id_of
+from deck.http import Receive, Scope, Send, by_name, header, identities
 from deck.operation import Operation
 from deck.pipeline import Pipeline
 from deck.reply import Reply
@@ -63,11 +63,31 @@ class Host(Protocol):
         ...
 
 
+class Summary(NamedTuple):
+    """What is told of an exchange that has ended: tokens as far as they are known.
+
+    Attributes:
+        stream: whether the client asked for one.
+        prompt: tokens of the prompt.
+        completion: tokens of the answer.
+        cached: tokens of the prompt that llama-server had.
+        finish: why the answer ended, None = it has no reason.
+        lane: that it took, "" = none.
+    """
+
+    stream: bool
+    prompt: int | None
+    completion: int | None
+    cached: int | None
+    finish: str | None = None
+    lane: str = ""
+
+
 class Serving(abc.ABC):
     """The life of one exchange; it can be ended from outside, and `why` says who did.
 
     What is asked and how it is answered say those who derive from it: `_admit` and `_answer`, and for the record
-    `_asks_stream`, `_tokens`, `_finish` and `_lane`. `feed`, if it is set, makes the frame that ends a stream in an
+    `_summary`. `feed`, if it is set, makes the frame that ends a stream in an
     error; without one, an answer that has begun is cut.
 
     Args:
@@ -111,11 +131,12 @@ class Serving(abc.ABC):
         # Deck's own server writes names in lower case.
         self.headers = headers = by_name(scope) if self.turn is not None else None
         self.wire = wire
+        identity, seed = identities(header(scope, b"x-request-id") if headers is None else headers.get(b"x-request-id"))
         self.exchange = Exchange(
-            id=request_id(scope) if headers is None else request_id_of(headers.get(b"x-request-id")),
+            id=identity,
             surface=wire,
             principal=NOBODY,
-            seed=alphanumerics(40),
+            seed=seed,
             began=time.monotonic(),
             operation=route.operation,
         )
@@ -186,6 +207,8 @@ class Serving(abc.ABC):
     def _ignore_headers(self) -> None:
         """Report the headers that mean something to a wire's vendor and nothing here."""
         headers = self.headers
+        if headers is not None and _VENDOR_HEADERS.keys().isdisjoint(headers):
+            return
         for name, (shown, why) in _VENDOR_HEADERS.items():
             if name in headers if headers is not None else header(self.scope, name) is not None:
                 self.exchange.report.ignored(shown, why, field=name.decode())
@@ -237,25 +260,13 @@ class Serving(abc.ABC):
                 raise asyncio.CancelledError
 
     @abc.abstractmethod
-    def _asks_stream(self) -> bool:
-        """Say whether the client asked for a stream."""
-
-    @abc.abstractmethod
-    def _tokens(self) -> tuple[int | None, int | None, int | None]:
-        """Return the tokens of the prompt, of the answer and those that were cached, as far as they are known."""
-
-    def _finish(self) -> str | None:
-        """Return why the answer ended, None = it has no reason."""
-        return None
-
-    def _lane(self) -> str:
-        """Return the lane that it took, "" = none."""
-        return ""
+    def _summary(self) -> Summary:
+        """Return what of the record only they know."""
 
     def _record(self) -> None:
         exchange, now = self.exchange, time.monotonic()
-        prompt, completion, cached = self._tokens()
-        first = exchange.first_token
+        told = self._summary()
+        first, notes = exchange.first_token, exchange.report.notes
         self.endpoint.observe(
             ExchangeRecord(
                 id=exchange.id,
@@ -264,16 +275,16 @@ class Serving(abc.ABC):
                 principal=exchange.principal.name,
                 outcome=self.outcome,
                 status=self.status,
-                stream=self._asks_stream(),
+                stream=told.stream,
                 duration=now - exchange.began,
                 queued=(exchange.granted or now) - exchange.began,
                 first_token=first - exchange.began if first is not None else None,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                cached_tokens=cached,
-                finish=self._finish(),
-                notes=[(note.kind._value_, note.field) for note in exchange.report.notes],
-                lane=self._lane(),
+                prompt_tokens=told.prompt,
+                completion_tokens=told.completion,
+                cached_tokens=told.cached,
+                finish=told.finish,
+                notes=[(note.kind._value_, note.field) for note in notes] if notes else (),
+                lane=told.lane,
                 left_lane=exchange.left._value_ if exchange.left is not None else None,
                 replica=exchange.replica,
                 retries=exchange.retries,

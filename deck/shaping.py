@@ -21,7 +21,7 @@ from deck.normalize.report import Report
 from deck.normalize.tools import add_stops, note_schemas
 from deck.plugins import Plugins
 from deck.profile import Profile
-from deck.steps import apply_profile, note_idle
+from deck.steps import SWITCHED, apply_profile, changes_values, note_idle
 from deck.upstream.client import CHAT, TEXT
 from deck.upstream.encode import encode, encode_text
 
@@ -55,7 +55,8 @@ class Shaper:
             request = _as_it_thinks(request, profile, report)
         chosen = self._chosen(profile, facts)
         family = chosen.family
-        request = apply_profile(request, profile, chosen.defaults, report, exchange.parsed.paths)
+        if chosen.shapes:
+            request = apply_profile(request, profile, chosen.defaults, report, exchange.parsed.paths)
         if self._plugins.steps:
             request = self._step(request, profile, report)
         # What most requests have no use for is not called for each: this is run for all.
@@ -68,7 +69,9 @@ class Shaper:
             request, answer_tool = with_answer_tool(request, facts, report)
         request = call_plugin(family.name, family.adapt, request, facts, report)
         _check_shaped(request, exchange, facts)
-        note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
+        asked = exchange.parsed.request.sampling
+        if not SWITCHED.isdisjoint(asked):
+            note_idle(request, asked, facts, report, exchange.parsed.paths)
         body = encode(request, context=facts.context or profile.server.ctx_size)
         if answer_tool:
             request = replace(request, output=output)  # which the answer is held against
@@ -105,19 +108,24 @@ class Shaper:
             family, why = self._plugins.family(profile, facts)
             defaults = call_plugin(family.name, family.defaults, facts)
             stops = call_plugin(family.name, family.stops)
-            known = self._families[profile.id] = _Chosen(facts, family, why, defaults, stops)
+            shapes = bool(defaults) or changes_values(profile)
+            known = self._families[profile.id] = _Chosen(facts, family, why, defaults, stops, shapes)
         return known
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A model's family and why it is that one, and what it says once and for all of a server with these facts."""
+    """A model's family and why it is that one, and what it says once and for all of a server with these facts.
+
+    `shapes` = its defaults or the profile have values of their own.
+    """
 
     facts: Facts
     family: Family
     why: str
     defaults: Mapping[str, Any]
     stops: Sequence[str]
+    shapes: bool
 
 
 def _asked(needs: Needs) -> dict[str, Any]:
@@ -174,14 +182,14 @@ def filtered_by(name: str, filtered: Filter, events: list[Event]) -> list[Event]
     return found
 
 
-def check_declared(request: Request, profile: Profile, *, has_media: bool = True) -> None:
-    """Refuse what the model is known not to do before anything is started; media are looked for if there may be any."""
+def check_declared(request: Request, profile: Profile) -> None:
+    """Refuse what the model is known not to do before anything is started."""
     if request.output is not None and request.output.kind != "grammar" and profile.can("json_schema") is False:
         mode, path = request.output.kind, request.output.path
         raise invalid(f"{path}: the model {profile.id!r} cannot be held to {mode}", path)
     if isinstance(request, TextRequest):
         return
-    for kind, ability, word in _MEDIA if has_media else ():
+    for kind, ability, word in _MEDIA:
         if profile.can(ability) is False and (origin := has_kind(request, kind)) is not None:
             raise _unreadable(origin, kind, f"the model {profile.id!r} takes no {word}")
     if request.tools and profile.can("tools") is False:

@@ -26,8 +26,14 @@ _SWITCHES = {
     "dry_penalty_last_n": "dry_multiplier",
     "dry_sequence_breakers": "dry_multiplier",
 }
+SWITCHED = frozenset(_SWITCHES)
 _NO_PATHS: Mapping[str, str] = {}
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
+
+
+def changes_values(profile: Profile) -> bool:
+    """Tell whether a profile has values of its own for what clients send."""
+    return bool(profile.defaults or profile.force or profile.drop or profile.limits)
 
 
 def apply_profile(
@@ -38,7 +44,7 @@ def apply_profile(
     paths: Mapping[str, str] = _NO_PATHS,
 ) -> _Request:
     """Return the request as the profile shapes it; `paths` are the client's own, for the notes."""
-    if not (family_defaults or profile.defaults or profile.force or profile.drop or profile.limits):
+    if not family_defaults and not changes_values(profile):
         return request
     sampling = {**family_defaults, **profile.defaults, **request.sampling}
     for name, value in profile.force.items():
@@ -66,8 +72,6 @@ def note_idle(
         report: gets the notes.
         paths: the client's own.
     """
-    if _SWITCHES.keys().isdisjoint(asked):
-        return
     for name in asked:
         switch = _SWITCHES.get(name)
         if switch is not None and not request.sampling.get(switch, facts.sampling.get(switch)):

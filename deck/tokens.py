@@ -146,7 +146,8 @@ class TokenStore:
             credentials: as of `credentials_of`.
             now: UNIX time.
         """
-        self._refresh()
+        if self._clock() >= self._next_check:
+            self._refresh()
         found: Principal | None = None
         for credential in credentials:
             digest = hashlib.sha256(credential).digest()

@@ -33,6 +33,7 @@ class Carrier(Protocol):
     """What a turn asks of the connection that carries it."""
 
     is_full: bool
+    is_paused: bool
 
     def write(self, data: bytes) -> None:
         """Write to the client."""
@@ -114,13 +115,16 @@ class Turn:
         """Take a piece of the body; return how many bytes wait to be read."""
         self._pieces.append(piece)
         self.size += len(piece)
-        self._wake()
+        self.has_news = True
+        if self._waiter is not None:
+            self._wake()
         return self.size
 
     def end(self) -> None:
         """Note that the body is whole."""
-        self.is_whole = True
-        self._wake()
+        self.is_whole = self.has_news = True
+        if self._waiter is not None:
+            self._wake()
 
     def leave(self) -> None:
         """Note that the client has left."""
@@ -142,7 +146,8 @@ class Turn:
         """Return the body if all of it is here and none was read yet, else None."""
         if not self.is_whole or self.is_gone:
             return None
-        self._carrier.resume_reading()  # else nobody would see the client leave
+        if self._carrier.is_paused:
+            self._carrier.resume_reading()  # else nobody would see the client leave
         pieces, self._pieces = self._pieces, []
         self.size = 0
         self.has_news = False
@@ -217,8 +222,9 @@ class Turn:
         return head
 
     def _complete(self) -> None:
-        self.is_complete = True
-        self._wake()
+        self.is_complete = self.has_news = True
+        if self._waiter is not None:
+            self._wake()
         if not self.keep_alive:
             self._carrier.close()
         self._carrier.ended(self)

@@ -153,7 +153,8 @@ class StandardFamily:
             request = replace(request, tools=tuple(map(_with_required, request.tools)))
         if request.reasoning.effort is not None:
             request = self._effort(request, facts, report)
-        request = allow_prefill(request, report)
+        if request.messages and request.messages[-1].role == "assistant":
+            request = allow_prefill(request, report)
         if request.reasoning.enabled is None:
             return request
         switch = switch_of(self.switches, facts)

@@ -46,7 +46,7 @@ class _TextFilter(abc.ABC):
                     self._writer.open_call(event.tool_id, event.tool_name)
                 elif event.kind == "text":
                     self._fresh = event
-                    self.begin()
+                    return ()
             case PartEnd():
                 if self._kind == "text" and event.index != self._passes:
                     self.end()
@@ -65,13 +65,11 @@ class _TextFilter(abc.ABC):
 
     def _lets_pass(self, start: PartStart, event: PartDelta) -> bool:
         """Tell whether a text that begins with this piece passes as it is."""
-        if not event.text:
-            self._fresh = start
-            return False
-        if not self.is_plain(event.text) or not self._writer.pass_whole(start):
-            return False
-        self._passes = event.index
-        return True
+        if event.text and self.is_plain(event.text) and self._writer.pass_whole(start):
+            self._passes = event.index
+            return True
+        self.begin()
+        return False
 
     def _delta(self, event: PartDelta) -> None:
         if self._kind == "tool_call":
@@ -126,7 +124,9 @@ class ThinkTags(_TextFilter):
         super().__init__(report)
         self._tags = tags
         self._firsts = _firsts(tags)
-        self.begin()
+
+    _held = _closer = ""
+    _is_after = _has_thought = False
 
     def begin(self) -> None:
         """Start on a new text."""
@@ -216,12 +216,15 @@ class _Marked(_TextFilter):
         super().__init__(report)
         self._marks = tuple(marks)
         self._pattern = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
-        self.begin()
+
+    _held = ""
+    _block: PartKind = "text"
+    _is_marked = False
 
     def begin(self) -> None:
         """Start on a new text."""
         self._held = ""
-        self._block: PartKind = "text"
+        self._block = "text"
         self._is_marked = False
 
     def more(self, text: str) -> None:

@@ -217,12 +217,12 @@ class Board:
     def release(self, ticket: Ticket, server: Server) -> None:
         """Give a slot back."""
         # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
-        if self._servers.get(ticket.profile) is server:
+        if self._servers.get(ticket.model.name) is server:
             commands = self._policy.release(ticket, asyncio.get_running_loop().time())
             if commands or self._policy.depth:
                 self._execute(commands)
-            self._watch_idle(server.profile)
-            if server.profile.server.max_rss is not None:
+            self._watch_idle(profile := server.profile)
+            if profile.server.max_rss is not None:
                 self.weigh(server)
 
     def weigh(self, server: Server) -> None:

@@ -72,7 +72,7 @@ class Policy:
     def running(self, profile: str) -> int:
         """How many exchanges use the profile's server."""
         resident = self._residents.get(profile)
-        return resident.running if resident else 0
+        return len(resident.granted) if resident is not None else 0
 
     def is_resident(self, profile: str) -> bool:
         """Tell whether a profile's server is there, coming or going."""
@@ -101,12 +101,12 @@ class Policy:
 
     def arrive(self, ticket: Ticket, now: float) -> list[Command]:
         """Take a new exchange."""
-        resident = self._residents.get(ticket.profile)
+        resident = self._residents.get(ticket.model.name)
         if (
             not self._queue
             and resident is not None
             and resident.has_room(ticket)
-            and self._has_turn(ticket, resident, now)
+            and ((ticket.claim is None and self._token_limit is None) or self._has_turn(ticket, resident, now))
         ):
             return [self._grant(resident, ticket, now)]
         fault = self._faults.get(ticket.profile)
@@ -125,13 +125,15 @@ class Policy:
 
     def release(self, ticket: Ticket, now: float) -> list[Command]:
         """Take back the slot of a granted exchange that has ended."""
-        resident = self._residents.get(ticket.profile)
+        name = ticket.model.name
+        resident = self._residents.get(name)
         if resident is not None and ticket.id in resident.granted:
-            self._learn(self._exchange_time, ticket.profile, now - resident.granted.pop(ticket.id)[1])
+            self._learn(self._exchange_time, name, now - resident.granted.pop(ticket.id)[1])
             if resident.book is not None:
                 resident.book.leave(ticket.id, now)
             resident.used = now
-            self._give_turn_back(ticket)
+            if self._per_token:
+                self._give_turn_back(ticket)
         return self._advance(now)
 
     def fits(self, ticket: Ticket, credit: int) -> bool:
@@ -409,7 +411,10 @@ class Policy:
 
     def _has_wishes(self) -> bool:
         """Tell whether a server is to go or to come though nobody waits for it."""
-        return bool(self._standing) or any([item.is_unwanted for item in self._residents.values()])
+        for item in self._residents.values():
+            if item.is_unwanted:
+                return True
+        return bool(self._standing)
 
     def _restart(self, now: float) -> list[Command]:
         """Start what is to be up though nobody waits for it, as far as there is room that nobody waits for."""

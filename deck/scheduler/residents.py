@@ -51,7 +51,8 @@ class Resident:
         """Tell whether one more exchange may use it."""
         if self.state != "ready" or self.is_unwanted:
             return False
-        running, most = len(self.granted), self.most
+        running = len(self.granted)
+        most = self.slots or None if self.model.concurrency is None else self.most
         if most is not None and running >= most:
             return False
         if self.pool is None or not running:

@@ -77,7 +77,8 @@ class Decoder:
         except SSEError as error:
             self._payloads(error.payloads)
             self._fail(_broken(f"llama-server sent {error}"))
-        return self._taken()
+        events, self._parts.events = self._parts.events, []
+        return events
 
     def end(self) -> list[Event]:
         """Return what follows from the upstream having closed the stream.
@@ -90,9 +91,6 @@ class Decoder:
             self._payloads([_DONE])
         if not self.finished:
             self._fail(_cut())
-        return self._taken()
-
-    def _taken(self) -> list[Event]:
         events, self._parts.events = self._parts.events, []
         return events
 
