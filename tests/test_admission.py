@@ -3,67 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from app_support import TOKEN, App, any_error_of, app
+from admission_support import (
+    CHANGED,
+    CONTEXT,
+    COUNTER,
+    COUNTERS,
+    HUGE,
+    LONG,
+    answering,
+    asked,
+    counters,
+    generated,
+    load,
+    prompt_words,
+    props,
+    refusal,
+    send,
+    sum_words,
+    watched,
+)
+from app_support import app
 from chat_support import TOOL
 from faults.support import local
-from wires import WIRES, Wire
+from wires import WIRES
 
 from deck import admission
 from deck.errors import DeckError, ErrorKind
-from deck.testing.fake_llama import Received, Reply, refuse, say, say_text
+from deck.testing.fake_llama import Reply, refuse, say
 from deck.testing.frames import done, finish, role, tool, usage
-
-CHANGED = "x-athena-compatibility-changed"
-COUNTER = "/v1/chat/completions/input_tokens"
-TOKENIZER = "/tokenize"
-COUNTERS = (COUNTER, TOKENIZER)
-BEARER = {"authorization": f"Bearer {TOKEN}"}
-CONTEXT = 4096
-LONG = "word " * 1000  # of more bytes than the context has tokens
-HUGE = "word " * 10_000  # too long by any tokenizer
-
-
-def counters(tokens: int) -> dict[str, Any]:
-    return {COUNTER: {"input_tokens": tokens}, TOKENIZER: {"tokens": [1] * tokens}}
-
-
-def props(context: int = CONTEXT, slots: int = 1) -> dict[str, Any]:
-    return {
-        "default_generation_settings": {"n_ctx": context, "params": {}},
-        "total_slots": slots,
-        "chat_template": "{{ messages }}",
-        "chat_template_caps": {"supports_tools": True, "supports_tool_calls": True, "supports_system_role": True},
-    }
-
-
-def answering(received: Received) -> Reply:
-    return say_text("Hello") if received.path == "/v1/completions" else say("Hello")
-
-
-def asked(deck: App, *paths: str) -> list[Received]:
-    return [item for item in deck.fake.requests if item.path in paths]
-
-
-def generated(deck: App) -> list[dict[str, Any]]:
-    return [item.json() for item in deck.fake.asked]
-
-
-def send(deck: App, wire: Wire, words: str, limit: int | None, *, stream: bool = False, model: str = "m1") -> Any:
-    return deck.send("POST", wire.path, json={**wire.body(words, stream, limit), "model": model})
-
-
-def load(deck: App, model: str = "m1") -> None:
-    """Have the model loaded by a request that leaves no trace."""
-    assert deck.send("POST", WIRES["chat"].path, json={**WIRES["chat"].body("a", False, 1), "model": model}).is_success
-    deck.fake.requests.clear()
 
 
 @pytest.fixture(params=[False, True], ids=["buffered", "streamed"])
@@ -74,38 +46,6 @@ def stream(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(params=list(WIRES))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def prompt_words(name: str, prompt: int, context: int) -> str:
-    of = "prompt" if name == "completions" else "messages"
-    return {
-        "messages": f"prompt is too long: {prompt} tokens > {context} maximum",
-    }.get(
-        name,
-        f"This model's maximum context length is {context} tokens. However, your {of} resulted in {prompt} tokens."
-        f" Please reduce the length of the {of}.",
-    )
-
-
-def sum_words(name: str, prompt: int, budget: int, context: int) -> str:
-    of = "prompt" if name == "completions" else "messages"
-    return {
-        "messages": f"input length and `max_tokens` exceed context limit: {prompt} + {budget} > {context},"
-        " decrease input length or `max_tokens` and try again",
-    }.get(
-        name,
-        f"This model's maximum context length is {context} tokens. However, you requested {prompt + budget} tokens"
-        f" ({prompt} in the {of}, {budget} in the completion). Please reduce the length of the {of} or completion.",
-    )
-
-
-def refusal(name: str, answer: httpx.Response) -> str:
-    error = any_error_of(WIRES[name].path, answer, 400)
-    assert error["type"] == "invalid_request_error"
-    if name != "messages":
-        assert error["code"] == "context_length_exceeded"
-    message: str = error["message"]
-    return message
 
 
 def test_what_is_small_is_not_counted(tmp_path: Path, name: str, stream: bool) -> None:
@@ -372,21 +312,6 @@ def test_a_context_that_shifts_holds_any_answer(tmp_path: Path) -> None:
 # A server that changes while one waits for it
 
 
-def watched(deck: App, on_grant: Callable[[Any], None]) -> list[int]:
-    """Note what is promised to each, and do something to the server that is granted."""
-    seen: list[int] = []
-    acquire = deck.deck.board.acquire
-
-    async def watch(profile: Any, token: str, credit: int, claim: Any, quote: Any) -> Any:
-        seen.append(credit)
-        ticket, server = await acquire(profile, token, credit, claim, quote)
-        on_grant(server)
-        return ticket, server
-
-    deck.deck.board.acquire = watch  # type: ignore[method-assign]  # to see what is promised
-    return seen
-
-
 def test_another_server_than_there_was_is_looked_at_anew(tmp_path: Path) -> None:
     profiles = {"p": 'id = "p"\n[limits]\ntemperature = 1\n{server}'}
     with app(tmp_path, answering, profiles=profiles, routes=counters(100)) as deck:
@@ -397,7 +322,7 @@ def test_another_server_than_there_was_is_looked_at_anew(tmp_path: Path) -> None
         contexts = iter([CONTEXT, 64])
 
         def renew(server: Any) -> None:
-            server._facts = replace(server.facts, context=next(contexts))
+            server.facts = replace(server.facts, context=next(contexts))
 
         assert watched(deck, renew) == []
         assert deck.chat(json=body).is_success
@@ -493,161 +418,3 @@ def test_an_answer_is_kept_if_what_was_wrong_with_it_does_not_fit_any_more(tmp_p
         assert answer.status_code == 200, answer.text
         assert "delete_all" in answer.json()["choices"][0]["message"]["content"]
         assert len(generated(deck)) == 1
-
-
-# Slots that share a pool
-
-
-def pooled(tmp_path: Path, script: Any, tokens: int = 100, **more: Any) -> Any:
-    profiles = {"pool": 'id = "pool"\n{server}ctx_size = 4096\n', **more}
-    return app(tmp_path, script, profiles=profiles, routes={**counters(tokens), "/props": props(4096, 4)})
-
-
-class Held:
-    """Answers that wait until the test lets them end."""
-
-    def __init__(self) -> None:
-        self.gates: list[asyncio.Event] = []
-
-    def __call__(self, received: Received) -> Reply:
-        gate = asyncio.Event()
-        self.gates.append(gate)
-        return Reply(steps=(*say("a").steps[:2], gate, *say("a").steps[2:]))
-
-
-def run(deck: App, play: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await play()
-
-    deck.runner.run(bounded())
-
-
-def ask(deck: App, words: str, limit: int | None) -> asyncio.Task[httpx.Response]:
-    body = {**WIRES["chat"].body(words, False, limit), "model": "pool"}
-    return asyncio.get_running_loop().create_task(deck.client.post(WIRES["chat"].path, json=body, headers=BEARER))
-
-
-async def until(claim: Callable[[], bool]) -> None:
-    while not claim():
-        await asyncio.sleep(0)
-
-
-def is_settled(deck: App, left: int) -> bool:
-    return deck.deck.board.running("pool") + deck.deck.board.depth == left
-
-
-def has_gates(held: Held, count: int) -> bool:
-    return len(held.gates) == count
-
-
-def are_done(tasks: list[asyncio.Task[httpx.Response]], count: int) -> bool:
-    return sum(task.done() for task in tasks) == count
-
-
-@pytest.mark.parametrize(
-    ("tokens", "limit", "together"),
-    [(1000, 1000, 2), (1000, 300, 3), (24, 1000, 4), (100, None, 1), (2000, 2096, 1)],
-)
-def test_the_credits_of_who_runs_never_exceed_the_pool(
-    tmp_path: Path, tokens: int, limit: int | None, together: int
-) -> None:
-    held = Held()
-    with pooled(tmp_path, held, tokens) as deck:
-
-        async def play() -> None:
-            first = ask(deck, "a", 1)
-            await until(lambda: len(held.gates) == 1)
-            held.gates[0].set()
-            await first
-            tasks = [ask(deck, LONG, limit) for _ in range(5)]
-            for left in range(5, 0, -1):
-                running = min(together, left)
-                await until(partial(is_settled, deck, left))
-                assert deck.deck.board.running("pool") == running
-                await until(partial(has_gates, held, 6 - left + running))
-                held.gates[6 - left].set()
-                await until(partial(are_done, tasks, 6 - left))
-            assert all(task.result().is_success for task in tasks)
-
-        run(deck, play)
-
-
-def test_one_that_loaded_the_model_holds_no_more_than_it_takes(tmp_path: Path) -> None:
-    """Before there was anybody to count, it had to be granted all of the pool."""
-    held = Held()
-    with pooled(tmp_path, held, 1000) as deck:
-
-        async def play() -> None:
-            first = ask(deck, LONG, 100)
-            await until(partial(has_gates, held, 1))
-            second = ask(deck, LONG, 100)
-            await until(partial(has_gates, held, 2))
-            for gate in held.gates:
-                gate.set()
-            assert (await first).is_success
-            assert (await second).is_success
-
-        run(deck, play)
-
-
-def test_who_waited_for_the_load_runs_beside_the_others_as_far_as_all_fit(tmp_path: Path) -> None:
-    """Until then nobody knew the template; what it may add exceeds the pool."""
-    held = Held()
-    with pooled(tmp_path, held) as deck:
-
-        async def play() -> None:
-            tasks = [ask(deck, "hi", 100) for _ in range(4)]
-            await until(partial(has_gates, held, 4))
-            assert deck.deck.board.running("pool") == 4
-            for gate in held.gates:
-                gate.set()
-            await until(partial(are_done, tasks, 4))
-            assert all(task.result().is_success for task in tasks)
-
-        run(deck, play)
-
-
-@pytest.mark.parametrize(
-    ("more", "limit"), [("", None), ("[capabilities]\ncontext = 64\n", None), ("[capabilities]\ncontext = 64\n", 9000)]
-)
-def test_what_is_only_declared_bounds_no_credit(tmp_path: Path, more: str, limit: int | None) -> None:
-    """A slot may grow beyond what somebody said of the model."""
-    profile = f'id = "pool"\nbudget_overflow = "cap"\n{{server}}{more}'
-    with app(tmp_path, answering, profiles={"pool": profile}) as deck:
-        seen = watched(deck, lambda server: None)
-        assert send(deck, WIRES["chat"], "a", limit, model="pool").is_success
-        assert seen[0] > (limit or 1 << 30)
-
-
-def test_a_small_request_to_a_pool_is_not_counted(tmp_path: Path) -> None:
-    with pooled(tmp_path, answering) as deck:
-        load(deck, "pool")
-        assert send(deck, WIRES["chat"], "hi", 100, model="pool").is_success
-        assert send(deck, WIRES["chat"], "hi", None, model="pool").is_success  # it may take all, whatever it holds now
-        assert asked(deck, *COUNTERS) == []
-        assert send(deck, WIRES["chat"], "hi", 1000, model="pool").is_success  # more than a quarter of the pool
-        assert len(asked(deck, *COUNTERS)) == 1
-
-
-def test_a_stream_that_heartbeats_have_begun_ends_in_the_wires_own_error(tmp_path: Path, name: str) -> None:
-    """The model is not loaded when both come; what the second takes is known only when it is granted."""
-    held = Held()
-    profiles = {"pool": 'id = "pool"\n{server}parallel = 1\n'}
-    with app(tmp_path, held, profiles=profiles, routes=counters(5000), heartbeat=0.01) as deck:
-
-        async def play() -> None:
-            wire = WIRES[name]
-            first = ask(deck, "a", 1)
-            body = {**wire.body(LONG, True, 1), "model": "pool"}
-            second = asyncio.get_running_loop().create_task(deck.client.post(wire.path, json=body, headers=BEARER))
-            await until(lambda: len(held.gates) == 1)
-            await until(lambda: any(serving.reply.has_started for serving in deck.deck.endpoint._running))
-            held.gates[0].set()
-            assert (await first).is_success
-            answer = await second
-            assert answer.status_code == 200
-            assert wire.stream(answer.content).error == prompt_words(name, 5000, CONTEXT)
-            assert deck.deck.board.running("pool") == 0
-
-        run(deck, play)

@@ -65,7 +65,8 @@ class _TextFilter(abc.ABC):
 
     def _lets_pass(self, start: PartStart, event: PartDelta) -> bool:
         """Tell whether a text that begins with this piece passes as it is."""
-        if event.text and self.is_plain(event.text) and self._writer.pass_whole(start):
+        owes = self._logprobs or self._timings  # of tags at the end of the part before
+        if event.text and not owes and self.is_plain(event.text) and self._writer.pass_whole(start):
             self._passes = event.index
             return True
         self.begin()

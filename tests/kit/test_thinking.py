@@ -111,3 +111,37 @@ def test_logprobs_come_with_the_text() -> None:
     ]
     made = [item for event in events for item in found.feed(event)]
     assert sum(len(item.logprobs) for item in made if isinstance(item, PartDelta)) == 2
+
+
+def test_the_logprobs_of_tags_that_end_a_text_come_with_the_next() -> None:
+    """Also where that text is let through as it is, and without a piece of the first one."""
+    entry = {"token": "</think>"}
+    found = ThinkTags(Report())
+    events: list[Event] = [
+        PartStart(0, "text"),
+        PartDelta(0, "<think>hm"),
+        PartDelta(0, "</think>", (entry,)),
+        PartEnd(0),
+        PartStart(1, "text"),
+        PartDelta(1, "plain"),
+        PartDelta(1, " text"),
+        PartEnd(1),
+    ]
+    made = [piece for event in events for piece in found.feed(event)]
+    assert made == [
+        PartStart(0, "reasoning"),
+        PartDelta(0, "hm"),
+        PartEnd(0),
+        PartStart(1, "text"),
+        PartDelta(1, "plain", (entry,)),
+        PartDelta(1, " text"),
+        PartEnd(1),
+    ]
+
+
+def test_a_text_that_cannot_hold_thoughts_passes_as_it_is() -> None:
+    events: list[Event] = [PartStart(0, "text"), PartDelta(0, "Hi"), PartDelta(0, " <think>"), PartEnd(0)]
+    found = ThinkTags(Report())
+    made = [piece for event in events for piece in found.feed(event)]
+    assert made == events
+    assert [piece is event for piece, event in zip(made, events, strict=True)] == [True, True, True, False]
