@@ -76,15 +76,17 @@ def loads_request(data: bytes, *, max_depth: int = 128) -> dict[str, Any]:
         _explain(data, exc, max_depth)
     if type(value) is not dict:
         raise invalid(f"the body must be a JSON object, not {_TYPES.get(type(value), 'null')}")
-    # What has few brackets is not deep, and what has no long row of digits has no number that could have been rounded.
-    is_simple = data.count(b"[") + data.count(b"{") <= max_depth and _LONG not in data.translate(_AS_DIGIT)
-    is_rounded = not is_simple and _walk(value, max_depth)
+    # What has few brackets is not deep.
+    is_shallow = data.count(b"[") + data.count(b"{") <= max_depth
+    is_rounded = not is_shallow and _walk(value, max_depth)
+    written = orjson.dumps(value)
+    if written == data:  # as most clients write it: nothing was repeated, rounded or escaped
+        return value
+    # What has no long row of digits has no number that could have been rounded.
+    if is_shallow and _LONG in data.translate(_AS_DIGIT):
+        is_rounded = _walk(value, max_depth)
     # In a text, colons stand behind keys and inside strings; a repeated key leaves more in the client's than in ours.
-    if (
-        is_rounded
-        or orjson.dumps(value).count(b":") != data.count(b":")
-        or (b"\\u003" in data and _has_escaped_colon(data))
-    ):
+    if is_rounded or written.count(b":") != data.count(b":") or (b"\\u003" in data and _has_escaped_colon(data)):
         _inspect(data, max_depth)
     return value
 
