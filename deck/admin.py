@@ -225,7 +225,7 @@ def explain(pipeline: Pipeline, surface: Surface, body: dict[str, Any], principa
     return {
         "surface": surface.name,
         "model": exchange.profile.id,
-        "lane": exchange.lane.value,
+        "lane": exchange.lane.value if exchange.lane is not None else None,
         "family": {"name": shaped.family.name if shaped.family else None, "why": shaped.why},
         "canonical": shown(exchange.parsed.request),
         "route": shaped.route,

@@ -315,7 +315,7 @@ class _Serving(Serving):
     def _summary(self) -> Summary:
         exchange, finish = self.exchange, self.finish
         stream = exchange.parsed is not None and exchange.parsed.request.stream
-        lane = exchange.lane._value_
+        lane = exchange.lane._value_ if exchange.lane is not None else ""
         if finish is None:
             return Summary(stream, None, None, None, None, lane)
         reason, usage = finish.reason._value_, finish.usage

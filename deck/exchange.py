@@ -29,7 +29,8 @@ class Exchange:
     """One client request from first byte to last; times are the monotonic clock's.
 
     `size` is the bytes of its body, `session` what the client said of it, `claim` the conversation it belongs to where
-    that matters, `record` the calls whose results it brings. `left` is a lane that was tried and given up for `lane`;
+    that matters, `record` the calls whose results it brings. `lane` is None until it is routed, as what was refused
+    before and what is only counted is not; `left` is a lane that was tried and given up for `lane`;
     `is_guest` = its answer was made for another exchange. `heard` counts what came of its answer; `is_owed` tells that
     its server, not its client, is waited for. `catalog` is the models that there were when it was prepared, `replica`
     which of several servers was tried last, `retries` how often one was passed over for another; `was_tried` = one was
@@ -56,7 +57,7 @@ class Exchange:
     is_owed: bool = False
     session: str = ""
     size: int = 0
-    lane: Lane = Lane.CONTINUOUS
+    lane: Lane | None = None
     left: Lane | None = None
     claim: Claim | None = None
     record: Continuation | None = None

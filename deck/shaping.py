@@ -12,11 +12,12 @@ from typing import Any, Literal, TypeVar
 from deck import kit
 from deck.answer_tool import AnswerText, with_answer_tool
 from deck.canon.events import Event
-from deck.canon.request import UNSET_REASONING, Audio, ChatRequest, Image, Request, TextRequest, has_kind
+from deck.canon.request import UNSET_REASONING, Audio, ChatRequest, Image, Output, Request, TextRequest, has_kind
 from deck.contracts import NEEDS_NOTHING, Facts, Family, Filter, Needs
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.normalize.history import repair_history
+from deck.normalize.reasoning import without_budget
 from deck.normalize.report import Report
 from deck.normalize.tools import add_stops, note_schemas
 from deck.plugins import Plugins
@@ -69,6 +70,8 @@ class Shaper:
             request, answer_tool = with_answer_tool(request, facts, report)
         request = call_plugin(family.name, family.adapt, request, facts, report)
         _check_shaped(request, exchange, facts)
+        if output is not None:
+            _check_end(output, request.sampling, exchange.parsed.paths)
         asked = exchange.parsed.request.sampling
         if not SWITCHED.isdisjoint(asked):
             note_idle(request, asked, facts, report, exchange.parsed.paths)
@@ -87,7 +90,8 @@ class Shaper:
         request = self._step(request, profile, report)
         note_schemas(request, report)
         _check_biases(request, facts, exchange.parsed.paths)
-        _check_end(request, exchange.parsed.paths)
+        if request.output is not None:
+            _check_end(request.output, request.sampling, exchange.parsed.paths)
         note_idle(request, exchange.parsed.request.sampling, facts, report, exchange.parsed.paths)
         body = encode_text(request, context=facts.context or profile.server.ctx_size)
         return Shaped(request, None, "a raw prompt has no template", TEXT, body | _asked(exchange.parsed.needs))
@@ -102,14 +106,17 @@ class Shaper:
         return request
 
     def _chosen(self, profile: Profile, facts: Facts) -> _Chosen:
-        """Return the model's family, chosen and asked once for the facts of each run of its server."""
+        """Return the model's family, chosen and asked once for each run of its server under one profile.
+
+        Exchanges of before a reload may still be shaped by the profile that they were prepared under.
+        """
         known = self._families.get(profile.id)
-        if known is None or known.facts is not facts:
+        if known is None or known.facts is not facts or known.profile is not profile:
             family, why = self._plugins.family(profile, facts)
             defaults = call_plugin(family.name, family.defaults, facts)
             stops = call_plugin(family.name, family.stops)
             shapes = bool(defaults) or changes_values(profile)
-            known = self._families[profile.id] = _Chosen(facts, family, why, defaults, stops, shapes)
+            known = self._families[profile.id] = _Chosen(profile, facts, family, why, defaults, stops, shapes)
         return known
 
 
@@ -120,6 +127,7 @@ class _Chosen:
     `shapes` = its defaults or the profile have values of their own.
     """
 
+    profile: Profile
     facts: Facts
     family: Family
     why: str
@@ -204,7 +212,7 @@ def _as_it_thinks(request: ChatRequest, profile: Profile, report: Report) -> Cha
     if setting.enabled is not False:
         for path in setting.asked or (setting.path,):
             report.ignored(path, "this model does not think", field="reasoning_effort")
-    return replace(request, reasoning=UNSET_REASONING)
+    return without_budget(replace(request, reasoning=UNSET_REASONING), report)
 
 
 def _check_shaped(request: ChatRequest, exchange: Exchange, facts: Facts) -> None:
@@ -215,8 +223,6 @@ def _check_shaped(request: ChatRequest, exchange: Exchange, facts: Facts) -> Non
         check_measured(request, facts)
     if "logit_bias" in request.sampling:
         _check_biases(request, facts, paths)
-    if request.output is not None:
-        _check_end(request, paths)
 
 
 def check_measured(request: ChatRequest, facts: Facts) -> None:
@@ -228,11 +234,11 @@ def check_measured(request: ChatRequest, facts: Facts) -> None:
             raise _unreadable(origin, kind, f"this model takes no {word}")
 
 
-def _check_end(request: Request, paths: Mapping[str, str]) -> None:
+def _check_end(output: Output, sampling: Mapping[str, Any], paths: Mapping[str, str]) -> None:
     """Refuse an answer that may not end and must have a form: llama-server fails in the middle of it."""
-    if request.output is not None and request.sampling.get("ignore_eos"):
+    if sampling.get("ignore_eos"):
         path = paths.get("ignore_eos", "ignore_eos")
-        raise invalid(f"{path}: an answer that keeps to {request.output.path} must end; leave one of them out", path)
+        raise invalid(f"{path}: an answer that keeps to {output.path} must end; leave one of them out", path)
 
 
 def _check_biases(request: Request, facts: Facts, paths: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from app_support import app
+from chat_support import TOOL
 from wires import WIRES
 
 FORM = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -17,6 +18,7 @@ FORM = {"type": "object", "properties": {"a": {"type": "integer"}}}
     [
         ("chat", {"response_format": {"type": "json_object"}}),
         ("chat", {"json_schema": FORM}),
+        ("chat", {"json_schema": FORM, "tools": [TOOL]}),
         ("completions", {"json_schema": FORM}),
     ],
 )

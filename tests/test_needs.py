@@ -195,3 +195,30 @@ def test_what_lies_below_a_route_is_not_implemented(tmp_path: Path, method: str,
         assert "is not implemented by Deck, which stores nothing" in error["message"]
         assert path in error["message"]
         assert deck.fake.requests == []
+
+
+# Thinking of a model that does not
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"enable_thinking": True}, "enable_thinking"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"thinking": {"type": "enabled"}}, "thinking.type"),
+        (
+            {"reasoning_budget_tokens": 9, "reasoning_budget_message": "so"},
+            "reasoning_budget_message, reasoning_budget_tokens",
+        ),
+        ({"enable_thinking": False}, None),
+    ],
+)
+def test_a_model_that_is_declared_not_to_think_says_so_of_the_clients_own_fields(
+    tmp_path: Path, fields: dict[str, Any], named: str | None
+) -> None:
+    with app(tmp_path, profiles={"m1": 'id = "m1"\n{server}[capabilities]\nreasoning = false\n'}) as deck:
+        answer = deck.chat(json={**BODY, **fields})
+        assert answer.status_code == 200
+        assert answer.headers.get("x-athena-compatibility-ignored") == named
+        (sent,) = deck.upstream()
+        assert not {"reasoning_budget_tokens", "reasoning_budget_message", "chat_template_kwargs"} & set(sent)

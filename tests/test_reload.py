@@ -11,6 +11,7 @@ import pytest
 from app_support import BODY, TOKEN, App, app, error_of
 
 from deck.catalog import Catalog
+from deck.contracts import Facts
 from deck.errors import DeckError
 from deck.exchange import Exchange
 from deck.profile import Profile
@@ -131,6 +132,27 @@ def test_what_was_prepared_before_a_removal_starts_nothing(changing: Changing) -
     with pytest.raises(DeckError, match="the model 'm2' was removed"):
         changing.running.runner.run(deck.pipeline.run(exchange, lambda events: None))
     assert deck.board.server("m2") is None
+
+
+def test_what_was_prepared_before_a_change_leaves_nothing_of_it(changing: Changing) -> None:
+    """It is shaped after the reload, by the profile that it was prepared under; the next one is not."""
+    deck = changing.running.deck
+    surface = deck.pipeline.plugins.surfaces["chat"]
+
+    def prepared(**fields: Any) -> Exchange:
+        exchange = Exchange("x", surface, NOBODY, "s" * 40, 0.0)
+        messages = [{"role": "user", "content": "hi"}]
+        deck.pipeline.prepare(exchange, {"model": "m1", "messages": messages, "temperature": 1.5, **fields})
+        return exchange
+
+    facts, before = Facts(), prepared()
+    changing.write("m1", 'id = "m1"\n{server}\n[force]\ntemperature = 0.125\n[limits]\nmax_tokens = 7\n')
+    assert changing.reload()["changed"] == ["m1"]
+    assert deck.pipeline.shape(before, facts).body["temperature"] == 1.5
+    after = deck.pipeline.shape(prepared(), facts)
+    assert (after.body["temperature"], after.body["max_tokens"]) == (0.125, 7)
+    assert deck.pipeline.shape(before, facts).body["temperature"] == 1.5
+    assert deck.pipeline.shape(prepared(max_tokens=9), facts).body["max_tokens"] == 7
 
 
 def test_what_it_did_is_logged_in_words(changing: Changing, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """What families are built from: filters over canonical events, and the syntaxes in which models write calls as text."""
 
 from deck.kit.chain import OwnStops, chain
-from deck.kit.cursor import Cursor, NeedsMore, NotACall
+from deck.kit.cursor import Cursor, NeedsMore, NotACall, Tag
 from deck.kit.family import Sampling, StandardFamily
 from deck.kit.json_calls import (
     BareJson,
@@ -60,6 +60,7 @@ __all__ = [
     "Stray",
     "Switch",
     "Syntax",
+    "Tag",
     "TaggedFunction",
     "TaggedJson",
     "Telling",

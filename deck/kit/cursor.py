@@ -11,6 +11,7 @@ _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|"', re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
 _SPACE = re.compile(r"\s*")
 _DEEPEST = 128
+_LONGEST_TAG = 512
 
 
 class NotACall(Exception):
@@ -19,6 +20,24 @@ class NotACall(Exception):
 
 class NeedsMore(Exception):
     """The text ends before it is clear what it is."""
+
+
+class Tag:
+    """A tag: a literal, what stands behind it, and `>`.
+
+    Args:
+        literal: how it begins.
+        rest: a pattern of what follows up to the `>`.
+        begun: a pattern of all beginnings of that.
+    """
+
+    __slots__ = ("begun", "whole")
+
+    def __init__(self, literal: str, rest: str, begun: str) -> None:
+        self.whole = re.compile(f"{re.escape(literal)}{rest}>")
+        for letter in reversed(literal):
+            begun = f"(?:{re.escape(letter)}{begun})?"
+        self.begun = re.compile(begun)
 
 
 class Cursor:
@@ -69,20 +88,27 @@ class Cursor:
             raise NotACall
         return found
 
-    def until(self, *literals: str) -> str:
+    def until(self, *literals: str, within: int | None = None) -> str:
         """Return the text before the nearest of `literals`, and pass over it.
+
+        Args:
+            literals: what ends the text.
+            within: the most characters that may stand before it, None = any number.
 
         Raises:
             NeedsMore: none stands in the text yet.
             NotACall: none will.
         """
-        places = [(place, literal) for literal in literals if (place := self.text.find(literal, self.at)) >= 0]
+        last = len(self.text) if within is None else self.at + within
+        found = [(self.text.find(literal, self.at, last + len(literal)), literal) for literal in literals]
+        places = [(place, literal) for place, literal in found if place >= 0]
         if not places:
-            raise self.short()
+            is_over = within is not None and len(self.text) >= last + max(map(len, literals))
+            raise NotACall if is_over else self.short()
         place, literal = min(places)
-        found = self.text[self.at : place]
+        before = self.text[self.at : place]
         self.at = place + len(literal)
-        return found
+        return before
 
     def rest(self, *literals: str) -> str:
         """Return the text before the nearest of `literals`, and pass over it; at the end, all there is.
@@ -96,17 +122,18 @@ class Cursor:
             found, self.at = self.text[self.at :], len(self.text)
             return found
 
-    def tag(self, pattern: re.Pattern[str], longest: int = 512) -> re.Match[str]:
-        """Pass over the tag that stands here, up to its `>`, and return how `pattern` matches all of it.
+    def tag(self, tag: Tag) -> re.Match[str]:
+        """Pass over the tag that stands here, up to its `>`, and return how its pattern matches all of it.
 
         Raises:
             NotACall: another text stands here.
             NeedsMore: the tag may not be complete.
         """
-        end = self.text.find(">", self.at, self.at + longest)
+        end = self.text.find(">", self.at, self.at + _LONGEST_TAG)
         if end < 0:
-            raise NotACall if len(self.text) - self.at >= longest else self.short()
-        found = pattern.fullmatch(self.text, self.at, end + 1)
+            is_begun = tag.begun.fullmatch(self.text, self.at, self.at + _LONGEST_TAG) is not None
+            raise self.short() if is_begun and len(self.text) - self.at < _LONGEST_TAG else NotACall
+        found = tag.whole.fullmatch(self.text, self.at, end + 1)
         if found is None:
             raise NotACall
         self.at = end + 1

@@ -100,7 +100,7 @@ class BareJson(Grammar):
         cursor.take("{")
         cursor.space()
         cursor.take('"')
-        if cursor.until('"') not in _FIRST_KEYS:
+        if cursor.until('"', within=_LONGEST_HEADER) not in _FIRST_KEYS:
             raise NotACall
         cursor.at = here
 
@@ -147,7 +147,7 @@ class PrefixedJson(Grammar):
         begin = cursor.at
         cursor.take(*self._call)
         cursor.space()
-        name = bare_name(cursor.until(*self._between))
+        name = bare_name(cursor.until(*self._between, within=_LONGEST_HEADER))
         cursor.space()
         if not _NAMED.fullmatch(name):
             raise NotACall
@@ -311,9 +311,11 @@ class CallMarks(Grammar):
         """Read the call."""
         cursor.take(self._begin)
         cursor.take("call:")
-        name = bare_name(cursor.until("{"))
+        name = bare_name(cursor.until("{", within=_LONGEST_HEADER))
+        if not _NAMED.fullmatch(name):
+            raise NotACall
         body = cursor.rest(self._end).strip()
-        if not body.endswith("}") or not _NAMED.fullmatch(name):
+        if not body.endswith("}"):
             raise NotACall
         value = _marked_object("{" + body, self._quote)
         return [call_of({"name": name, "arguments": value}, cursor.since(0))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from deck.kit.cursor import Cursor, NeedsMore, NotACall
+from deck.kit.cursor import Cursor, NeedsMore, NotACall, Tag
 from deck.kit.syntax import Grammar, WrittenCall, bare_name, call_of, unframed
 
 _NAME = r"[\w.:/-]{1,128}"
 _NAMED = re.compile(_NAME)
+_LONGEST_NAME = 256
 _INVOKED = re.compile(rf'\s+name="({_NAME})"\s*')
 
 
@@ -65,8 +66,8 @@ class TaggedFunction(Grammar):
             values[key] = unframed(cursor.rest("</parameter>"))
 
 
-_FUNCTION = re.compile(rf'<function=\s*"?({_NAME})"?\s*>')
-_PARAMETER = re.compile(r'<parameter=\s*"?([^">]{1,256})"?\s*>')
+_FUNCTION = Tag("<function=", rf'\s*"?({_NAME})"?\s*', r'\s*"?[\w.:/-]{0,128}"?\s*')
+_PARAMETER = Tag("<parameter=", r'\s*"?([^">]{1,256})"?\s*', r'\s*"?[^">]{0,256}"?\s*')
 
 
 class ArgumentPairs(Grammar):
@@ -86,7 +87,7 @@ class ArgumentPairs(Grammar):
             if cursor.maybe("</tool_call>") or (cursor.is_done and values):
                 return [WrittenCall(name, values, cursor.since(0))]
             cursor.take("<arg_key>")
-            key = cursor.until("</arg_key>").strip()
+            key = cursor.until("</arg_key>", within=_LONGEST_NAME).strip()
             cursor.space()
             cursor.take("<arg_value>")
             values[key] = unframed(cursor.until("</arg_value>"))
@@ -118,7 +119,7 @@ class Invokes(Grammar):
         self._prefix = prefix
         self._begin = re.compile(rf"{before}<{mark}(?:{'|'.join(map(re.escape, outer))})>")
         self._end = re.compile(rf"{before}</{mark}(?:{'|'.join(map(re.escape, outer))})>")
-        self._invoke = re.compile(rf"{before}<{mark}invoke((?:\s[^>]{{0,400}})?)>")
+        self._invoke = re.compile(rf"{before}<{mark}invoke((?:\s[^>=]{{0,100}}=[^>]{{0,300}})?)>")
         self._done = re.compile(rf"{before}</{mark}invoke>")
         self._parameter = re.compile(
             rf'{before}<{mark}parameter\s+name="([^"]{{1,256}})"(?:\s+string="(true|false)")?\s*>(.*?){before}</{mark}'
@@ -158,7 +159,9 @@ class Invokes(Grammar):
         begin = cursor.at
         here = cursor.at + len(self._prefix)
         end = cursor.text.find(">", here, here + 512)
-        if end < 0 and len(cursor.text) - here < 512 and not cursor.is_end:
+        head = f"{self._prefix}<"
+        may_begin = head.startswith(cursor.text[begin : begin + len(head)])
+        if end < 0 and may_begin and len(cursor.text) - here < 512 and not cursor.is_end:
             raise NeedsMore
         opened = self._invoke.match(cursor.text, begin)
         if opened is None:
@@ -218,8 +221,8 @@ class SectionedCalls(Grammar):
     def _one(cursor: Cursor) -> WrittenCall:
         begin = cursor.at
         cursor.take('<|open|>call tool="')
-        name = bare_name(cursor.until('"'))
-        cursor.until("<|sep|>")
+        name = bare_name(cursor.until('"', within=_LONGEST_NAME))
+        cursor.until("<|sep|>", within=_LONGEST_NAME)
         if not _NAMED.fullmatch(name):
             raise NotACall
         values: dict[str, str] = {}
@@ -228,12 +231,12 @@ class SectionedCalls(Grammar):
             if cursor.maybe("<|close|>call<|sep|>"):
                 return WrittenCall(name, values, cursor.since(begin))
             if cursor.maybe("<|open|>json"):
-                cursor.until("<|sep|>")
+                cursor.until("<|sep|>", within=_LONGEST_NAME)
                 cursor.space()
                 value = cursor.value()[0]
                 cursor.until("<|close|>call<|sep|>")
                 return call_of({"name": name, "arguments": value}, cursor.since(begin))
             cursor.take('<|open|>argument key="')
-            key = cursor.until('"')
-            cursor.until("<|sep|>")
+            key = cursor.until('"', within=_LONGEST_NAME)
+            cursor.until("<|sep|>", within=_LONGEST_NAME)
             values[key] = cursor.until("<|close|>argument<|sep|>")

@@ -158,8 +158,10 @@ class Rescue:
             return
         self._is_over = False
         if reason in _CUT and self._scan.is_pending:
-            left = self._scan.cut()
-            self._notes.cut(len(left))
+            pieces, left = self._scan.cut()
+            self._take(pieces)
+            if left:
+                self._notes.cut(len(left))
             return
         self._take(self._scan.end())
 

@@ -72,13 +72,14 @@ class Scan:
         self._held = ""
         self._more: list[str] = []
         self._size = 0
-        self._due = 0
+        self._due = self._look = 0
         self._is_fresh = True
         self._tries = 0
         self._ticks = 0
         self._inline = 0
         self._is_fenced = False
         self._waits: Syntax | None = None
+        self._is_quoting = False
 
     @property
     def is_pending(self) -> bool:
@@ -92,12 +93,14 @@ class Scan:
             if self._rules.telling.search(self._held) is None:
                 return self._plain()
             return self._pieces(is_end=False)
-        # While a call is awaited, pieces are only gathered: it is read again when a closer has come.
+        # While a call is awaited, pieces are only gathered. It is read again when it has grown by an eighth and a
+        # closer has come, and when it has grown by a quarter, since it may be seen to be none: so a long one does not
+        # cost the square of its length.
         self._more.append(text)
         self._size += len(text)
         if self._size < self._due and self._size <= LONGEST_CALL:
             return []
-        if self._size <= LONGEST_CALL and not self._has_closer():
+        if self._size < self._look and self._size <= LONGEST_CALL and not self._has_closer():
             self._due = self._size + self._size // 256
             return []
         return self._pieces(is_end=False)
@@ -122,12 +125,15 @@ class Scan:
         self._begin()
         return pieces
 
-    def cut(self) -> str:
-        """Return the beginning of a call that will never be complete; the text is over."""
-        self._gather()
+    def cut(self) -> tuple[list[str | Match], str]:
+        """Return what is settled, and the beginning of a call that will never be complete; the text is over."""
+        pieces = self._pieces(is_end=False)
         left = self._held
+        if self._waits is None or self._is_quoting:
+            self._take(pieces, 0, len(left))
+            left = ""
         self._begin()
-        return left
+        return pieces, left
 
     def _has_closer(self) -> bool:
         """Tell whether what awaits may be closed by what came since the last look."""
@@ -158,12 +164,13 @@ class Scan:
             is_quoted = self._is_quoted(place)
             found = None if self._is_fenced else self._read(place, is_end=is_end)
             if self._waits is not None:
+                self._is_quoting = is_quoted
                 end = self._before_blanks(begin, place)
                 self._take(pieces, begin, end)
                 self._held = self._held[end:]
                 self._size = len(self._held)
-                # Read again when it has grown by an eighth, so that a long one does not cost the square of its length.
                 self._due = self._size + self._size // 8
+                self._look = self._size + self._size // 4
                 return pieces
             if found is None:
                 self._pass(place, place + 1)

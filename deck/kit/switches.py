@@ -75,7 +75,8 @@ def _least_effort(request: ChatRequest, report: Report, least: str | None) -> Ch
     if least is None:
         report.ignored(setting.path, "the model always thinks", field="reasoning_effort")
         return replace(request, reasoning=replace(setting, enabled=None))
-    shown = f"{setting.path}=none>{least}"
+    off = "none" if setting.path.endswith("effort") else "off"
+    shown = f"{setting.path}={off}>{least}"
     report.changed(setting.path, "the model always thinks; this is the least", shown=shown, field="reasoning_effort")
     return replace(request, reasoning=replace(setting, enabled=None, effort=least))
 

@@ -25,7 +25,7 @@ def repair_history(request: ChatRequest, report: Report) -> ChatRequest:
         DeckError: what a call or a result means is not plain.
     """
     if request.extra:
-        request = _continued(request)
+        request = _continued(request, report)
     messages = request.messages
     if not _holds_calls(messages):
         return request
@@ -44,11 +44,17 @@ def _holds_calls(messages: tuple[Message, ...]) -> bool:
     return False
 
 
-def _continued(request: ChatRequest) -> ChatRequest:
-    """Return a request that wants its last message continued as llama-server takes it: with no turn begun behind it."""
-    if not request.extra.get("continue_final_message"):
-        return request
+def _continued(request: ChatRequest, report: Report) -> ChatRequest:
+    """Return a request that wants its last message continued as llama-server takes it: with no turn begun behind it.
+
+    Who wants none continued is told: a last turn of the assistant always is (llama.cpp, `prefill_assistant`).
+    """
     last = request.messages[-1].role if request.messages else "assistant"
+    if not request.extra.get("continue_final_message"):
+        for name, unwanted in (("continue_final_message", False), ("add_generation_prompt", True)):
+            if last == "assistant" and request.extra.get(name) is unwanted:
+                report.ignored(name, "llama-server continues a last turn of the assistant")
+        return request
     if last != "assistant":
         where = "continue_final_message"
         message = f"{where}: the last message must be the assistant's, which the answer continues; it is a {last}'s"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from deck.canon.request import ReasoningSetting
+from deck.canon.request import ChatRequest, ReasoningSetting
 from deck.errors import invalid
 from deck.normalize.fields import Field, Reader, Table, Values
 from deck.normalize.report import Report
@@ -55,6 +56,11 @@ _PLAIN = {
 }
 
 
+# The first of them that was said is where the client asked, above all.
+_OF_THINKING = ("effort", "enabled", "budget", "preserve")
+_MESSAGE, _NO_BUDGET = "reasoning_budget_message", "it needs a reasoning budget"
+
+
 class ReasoningMerge:
     """Collect what each spelling says; the first word for a member stands, a different later one is refused."""
 
@@ -89,12 +95,14 @@ class ReasoningMerge:
         if self.value("enabled") is False and self.value("budget"):
             off, budget = self._said["enabled"][0], self._said["budget"][0]
             raise invalid(f"{off!r} switches thinking off and {budget!r} gives it a budget; send one of them", budget)
+        said = [self._said[member][0] for member in _OF_THINKING if member in self._said]
         return ReasoningSetting(
             enabled=self.value("enabled"),
             effort=self.value("effort"),
             budget=self.value("budget"),
             preserve=self.value("preserve"),
-            path=self._said.get("effort", ("reasoning_effort", None))[0],
+            path=said[0] if said else "reasoning_effort",
+            asked=tuple(dict.fromkeys(said)),
         )
 
 
@@ -204,9 +212,17 @@ def read_fields(
         where = fields.path("chat_template_kwargs")
         kwargs = read_template_kwargs(merge, fields.get("chat_template_kwargs"), where, allowed)
     check_format(fields, reader.report, is_hidden=bool(merge.value("exclude")))
-    if "reasoning_budget_message" in fields and merge.value("budget") is None:
-        reader.report.ignored(fields.path("reasoning_budget_message"), "it needs a reasoning budget")
+    if _MESSAGE in fields and merge.value("budget") is None:
+        reader.report.ignored(fields.path(_MESSAGE), _NO_BUDGET)
     return merge, kwargs
+
+
+def without_budget(request: ChatRequest, report: Report) -> ChatRequest:
+    """Return a request whose budget for thinking was taken away without the message that ends such thoughts."""
+    if _MESSAGE not in request.extra:
+        return request
+    report.ignored(_MESSAGE, _NO_BUDGET)
+    return replace(request, extra={name: value for name, value in request.extra.items() if name != _MESSAGE})
 
 
 def check_format(fields: Values, report: Report, *, is_hidden: bool) -> None:

@@ -9,10 +9,12 @@ from families_support import CASES, FAMILIES, LEAKS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deck.canon.events import FinishReason, PartDelta
 from deck.config import Config
 from deck.kit import StandardFamily, Stray
+from deck.normalize.report import Report
 from deck.plugins import Plugins
-from deck.testing.family import Leak, WrittenPart, answer_of, check_text, read_leaks
+from deck.testing.family import ASKED, Leak, WrittenPart, answer_of, check_text, events_of, read_leaks
 
 NAMES = sorted(FAMILIES)
 _PIECES = sorted(
@@ -48,9 +50,14 @@ def test_ordinary_text_passes_as_it_is(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=150, deadline=None)
-@given(pieces=st.lists(st.sampled_from(_PIECES), max_size=30), kind=st.sampled_from(["text", "reasoning"]))
-def test_how_a_text_is_cut_never_matters(name: str, pieces: list[str], kind: str) -> None:
-    leak = Leak(name="any", parts=(WrittenPart(kind, "".join(pieces)),))  # type: ignore[arg-type]  # of the two
+@given(
+    pieces=st.lists(st.sampled_from(_PIECES), max_size=30),
+    kind=st.sampled_from(["text", "reasoning"]),
+    finish=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+)
+def test_how_a_text_is_cut_never_matters(name: str, pieces: list[str], kind: str, finish: FinishReason) -> None:
+    part = WrittenPart(kind, "".join(pieces))  # type: ignore[arg-type]  # of the two
+    leak = Leak(name="any", parts=(part,), finish=finish)
     first, *others = _answers(name, leak)
     assert all(other == first for other in others)
 
@@ -85,6 +92,31 @@ def test_what_is_found_never_depends_on_what_follows(name: str) -> None:
                     found = syntax.read(rest[:end], is_end=False)
                     assert verdict in (True, found), (syntax, rest[:end])
                     verdict = found
+
+
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("form", ["The `%s` opens a call: ", "The %s opens a call: ", "See %s, which opens it. ", "%s"])
+@pytest.mark.parametrize("name", NAMES)
+def test_who_speaks_of_calls_is_heard(name: str, form: str, finish: FinishReason) -> None:
+    """Soon, and to the end, also where a limit cuts the answer; no more than a header's length waits."""
+    family = FAMILIES[name]
+    assert isinstance(family, StandardFamily)
+    marks = [mark for syntax in family.syntaxes if isinstance(syntax, Stray) for mark in syntax.openers]
+    openers = {opener for syntax in family.syntaxes if syntax.anywhere for opener in syntax.openers}
+    for opener in sorted(openers - set(marks)):
+        text = form % opener + "so that a model, it's said, may go on; 2 > 1, and (mostly) does. " * 40
+        leak = Leak(name=opener, parts=(WrittenPart("text", text),), finish=finish)
+        found, given, sent = family.filter(ASKED, Report(), "seed" * 10), "", 0
+        assert found is not None
+        for event in events_of(leak, 7):
+            given += "".join(made.text for made in found.feed(event) if isinstance(made, PartDelta))
+            if isinstance(event, PartDelta):
+                sent += len(event.text)
+                assert sent - len(given) < 700, (opener, given[-40:])
+        wanted = text
+        for mark in marks:  # of which no more than the mark may be missing
+            wanted, given = wanted.replace(mark, ""), given.replace(mark, "")
+        assert given.lstrip() == wanted.lstrip(), opener
 
 
 def test_the_families_are_all_there() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from deck.kit.cursor import Cursor, NeedsMore, NotACall
+from deck.kit.cursor import Cursor, NeedsMore, NotACall, Tag
 
 
 def cursor(text: str, *, is_end: bool = False) -> Cursor:
@@ -62,11 +60,13 @@ def test_a_name_may_go_on() -> None:
 
 
 def test_a_tag_is_read_whole() -> None:
-    pattern = re.compile(r"<f=(\w+)>")
-    assert cursor("<f=a>x").tag(pattern)[1] == "a"
-    with pytest.raises(NeedsMore):
-        cursor("<f=a").tag(pattern)
-    with pytest.raises(NotACall):
-        cursor("<g=a>").tag(pattern)
-    with pytest.raises(NotACall):
-        cursor("<f=" + "a" * 600).tag(pattern)
+    tag = Tag("<f=", r"(\w+)", r"\w*")
+    assert cursor("<f=a>x").tag(tag)[1] == "a"
+    for begun in ("", "<", "<f", "<f=", "<f=a"):
+        with pytest.raises(NeedsMore):
+            cursor(begun).tag(tag)
+        with pytest.raises(NotACall):
+            cursor(begun, is_end=True).tag(tag)
+    for other in ("<g=a>", "<g", "x", "<f= b", "<f=a b", "<f=" + "a" * 600):
+        with pytest.raises(NotACall):
+            cursor(other).tag(tag)

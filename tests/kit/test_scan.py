@@ -85,8 +85,19 @@ def test_a_call_that_is_cut_is_taken_back() -> None:
     scan = Scan(rules_of((TAGGED,)))
     assert scan.more('Wait.\n<tool_call>{"na') == ["Wait."]
     assert scan.is_pending
-    assert scan.cut() == '\n<tool_call>{"na'
+    assert scan.cut() == ([], '\n<tool_call>{"na')
     assert scan.end() == []
+
+
+def test_what_is_no_call_is_let_go_where_the_text_is_cut() -> None:
+    """It was not read again since its first character; quoted, it never was a call."""
+    scan = Scan(rules_of((TAGGED,)))
+    scan.more("a <tool_call>")
+    scan._due = scan._look = 1000
+    assert scan.more("is one") == []
+    assert scan.cut() == (["<tool_call>is one"], "")
+    assert scan.more("a `<tool_call>") == ["a `"]
+    assert scan.cut() == (["<tool_call>"], "")
 
 
 def test_the_longest_call_is_read_and_a_longer_one_is_text() -> None:

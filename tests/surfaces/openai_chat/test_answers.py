@@ -244,3 +244,27 @@ def test_frames_are_json_without_loss() -> None:
     data = stream([Start(), *text(0, odd), Finish(FinishReason.STOP, USAGE)])
     assert check(data).text == odd
     assert json.loads(json.dumps(odd)) == odd
+
+
+def test_thoughts_that_are_left_out_leave_no_trace_in_logprobs() -> None:
+    """Buffered as streamed: neither their tokens nor the ids of these."""
+    entries = [
+        {"id": place, "token": word, "logprob": -0.1, "top_logprobs": []} for place, word in enumerate(("hm", "Hi"))
+    ]
+    events: list[Event] = [
+        Start(),
+        PartStart(0, "reasoning"),
+        PartDelta(0, "hm", (entries[0],)),
+        PartEnd(0),
+        PartStart(1, "text"),
+        PartDelta(1, "Hi", (entries[1],)),
+        PartEnd(1),
+        Finish(FinishReason.STOP, USAGE),
+    ]
+    for hidden in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        (choice,) = buffered(events, logprobs=True, return_token_ids=True, **hidden)["choices"]
+        assert [item["token"] for item in choice["logprobs"]["content"]] == ["Hi"]
+        assert choice["token_ids"] == [1]
+        assert b'"hm"' not in stream(events, logprobs=True, return_token_ids=True, **hidden)
+    (choice,) = buffered(events, logprobs=True, return_token_ids=True)["choices"]
+    assert choice["token_ids"] == [0, 1]

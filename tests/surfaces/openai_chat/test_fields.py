@@ -442,3 +442,49 @@ def test_extra_body_is_not_nested() -> None:
 def test_a_hint_names_only_what_is_much_alike() -> None:
     assert "did you mean 'temperature'?" in refusal(body(temprature=1)).message
     assert "did you mean" not in refusal(body(extra_bodies={})).message
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"continue_final_message": False}, ["continue_final_message"]),
+        ({"add_generation_prompt": True}, ["add_generation_prompt"]),
+        (
+            {"continue_final_message": False, "add_generation_prompt": True},
+            ["continue_final_message", "add_generation_prompt"],
+        ),
+        ({"add_generation_prompt": False}, []),
+        ({"continue_final_message": True}, []),
+    ],
+)
+def test_who_wants_no_turn_continued_is_told_that_it_is(fields: dict[str, Any], named: list[str]) -> None:
+    _, report = upstream(body(messages=[user(), {"role": "assistant", "content": "red"}], **fields))
+    assert ignored(report) == sorted(named)
+    _, report = upstream(
+        body(**{name: value for name, value in fields.items() if not fields.get("continue_final_message")})
+    )
+    assert ignored(report) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"reasoning_effort": "high"}, ["reasoning_effort"]),
+        ({"reasoning": {"enabled": True, "max_tokens": 50}}, ["reasoning.enabled", "reasoning.max_tokens"]),
+        ({"enable_thinking": True}, ["enable_thinking"]),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, ["thinking.type", "thinking.budget_tokens"]),
+        ({"think": True}, ["think"]),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, ["chat_template_kwargs.enable_thinking"]),
+        (
+            {"reasoning_budget_tokens": 50, "reasoning_budget_message": "so"},
+            ["reasoning_budget_tokens", "reasoning_budget_message"],
+        ),
+        ({"enable_thinking": False}, []),
+        ({"reasoning_effort": "none"}, []),
+    ],
+)
+def test_thinking_that_a_begun_answer_leaves_no_room_for_is_named(fields: dict[str, Any], named: list[str]) -> None:
+    """Each field by the client's own path; a message for the end of a budget goes with the budget."""
+    sent, report = upstream(body(messages=[user(), {"role": "assistant", "content": "red"}], **fields))
+    assert ignored(report) == sorted(named)
+    assert not {"reasoning_effort", "reasoning_budget_tokens", "reasoning_budget_message"} & set(sent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from deck.api import Answer, FinishReason, Parsed, Reasoning, ReplyHead, Text, ToolCall
@@ -32,9 +34,12 @@ def render(answer: Answer, parsed: Parsed, head: ReplyHead) -> dict[str, Any]:
         "finish_reason": finish_reason(answer.finish.reason, reply),
     }
     if reply.top_logprobs is not None:
-        choice["logprobs"] = {"content": [entry(item, reply.top_logprobs) for item in answer.logprobs], "refusal": None}
+        choice["logprobs"] = {
+            "content": [entry(item, reply.top_logprobs) for item in _logprobs(answer, reply)],
+            "refusal": None,
+        }
     if reply.token_ids:
-        choice["token_ids"] = [item["id"] for item in answer.logprobs if "id" in item]
+        choice["token_ids"] = [item["id"] for item in _logprobs(answer, reply) if "id" in item]
     body: dict[str, Any] = {
         "id": completion_id(head),
         "object": "chat.completion",
@@ -50,6 +55,16 @@ def render(answer: Answer, parsed: Parsed, head: ReplyHead) -> dict[str, Any]:
     if reply.timings and answer.finish.timings:
         body["timings"] = answer.finish.timings
     return body
+
+
+def _logprobs(answer: Answer, reply: Reply) -> Sequence[Mapping[str, Any]]:
+    """Return the entries of what the client sees: not of thoughts that it wants left out."""
+    if not reply.hide_reasoning:
+        return answer.logprobs
+    shown = [
+        of for part, of in zip(answer.parts, answer.part_logprobs, strict=False) if not isinstance(part, Reasoning)
+    ]
+    return list(chain.from_iterable(shown))
 
 
 def _message(answer: Answer, reply: Reply) -> dict[str, Any]:
