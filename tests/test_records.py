@@ -148,3 +148,21 @@ def test_whoever_leaves_a_generation_that_runs_has_not_queued_for_it(tmp_path: P
         [record] = records.all
         assert record.lane == "static"
         assert record.queued < record.duration
+
+
+def test_what_is_never_routed_has_no_lane(tmp_path: Path) -> None:
+    """Refused before, or only counted: it is in no lane's number."""
+    with app(
+        tmp_path, lambda received: say("Hello"), routes={"/v1/chat/completions/input_tokens": {"input_tokens": 3}}
+    ) as deck:
+        records = Records(deck)
+        assert deck.chat(json={**BODY, "model": "none"}).status_code == 404
+        assert deck.chat(json={**BODY, "temperature": "hot"}).status_code == 400
+        assert deck.send("POST", "/v1/messages/count_tokens", json=BODY).status_code == 200
+        assert deck.chat(json=BODY).status_code == 200
+        assert [(record.status, record.lane) for record in records.all] == [
+            (404, ""),
+            (400, ""),
+            (200, ""),
+            (200, "continuous"),
+        ]
