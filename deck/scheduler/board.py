@@ -470,7 +470,7 @@ class Board:
         now = asyncio.get_running_loop().time()
         for item in self._policy.waiting(now):
             self._policy.leave(item.ticket, now)
-        for task in list(self._tasks):
+        for task in self._tasks.difference(self._stops.values()):  # a stop that is under way goes on in order
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for server in self._servers.values():

@@ -2,8 +2,8 @@
 
 Run as a script, standard library only, so that it starts in a few milliseconds. Where the kernel can send a signal on
 a parent's death (Linux) it becomes the program; elsewhere, or with `--watch`, it stays and watches. The kernel's signal
-ends the program alone, so a program that is a script, and may have llama-server as its child, also gets a guard: a
-process of its group that sleeps until the parent dies and then kills the group.
+ends the program alone, so a script, which may have llama-server as its child, and any program with `--guard` also get a
+guard: a process of their group that sleeps until the parent dies and then kills the group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
     # The parent may have died before the kernel was asked, then no signal comes.
     if os.getppid() != parent:
         return 1
-    if parent != 1 and _leads_group() and _is_script(program[0]):  # with the first process everything dies anyway
+    may_fork = "--guard" in options or _is_script(program[0])
+    if parent != 1 and _leads_group() and may_fork:  # with the first process everything dies anyway
         _leave_guard(parent)
     return _become(program)
 

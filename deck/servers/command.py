@@ -188,9 +188,15 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def guarded(argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` and ends with this process."""
-    return [sys.executable, "-I", "-S", str(_CHILD), "--parent", str(os.getpid()), "--", *argv]
+def guarded(argv: Sequence[str], *, is_forking: bool = False) -> list[str]:
+    """Return the command that runs `argv` and ends with this process.
+
+    Args:
+        argv: of the program.
+        is_forking: it may start others, which then end as well; of a script that is known without being said.
+    """
+    guard = ["--guard"] if is_forking else []
+    return [sys.executable, "-I", "-S", str(_CHILD), "--parent", str(os.getpid()), *guard, "--", *argv]
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:

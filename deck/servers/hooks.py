@@ -15,6 +15,7 @@ import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from deck.profile import Profile
 from deck.servers.command import guarded, plain_environment
@@ -28,6 +29,8 @@ _READ = 4096
 _SHOWN = 500
 _REASON = 1000
 _REAP = 5.0
+# How long the end of what an ended hook printed is waited for.
+_DRAIN = 0.2
 _CONTROLS = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 
 
@@ -65,7 +68,7 @@ def _in_one_line(reason: str) -> str:
 
 
 class HookRunner:
-    """Runs the hooks of one server, one at a time and in the order of its turns.
+    """Runs the hooks of one model, one at a time and in the order of its servers' turns.
 
     What runs since the server was ready is ended by whatever turn comes next: its server is gone.
 
@@ -92,8 +95,10 @@ class HookRunner:
         _log.info("model %s: the hook %s ended%s", profile.id, event, f": {printed}" if printed else "")
 
     def spawn(self, profile: Profile, told: Mapping[str, str]) -> None:
-        """Run a hook that nobody waits for; a failure is logged."""
+        """Run the hook of the event that is told, if there is one; nobody waits for it, and a failure is logged."""
         self._cancel(_WHILE_READY)
+        if not getattr(profile.hooks, told["DECK_EVENT"]):
+            return
         earlier = set(self._tasks)
         task = asyncio.get_running_loop().create_task(self._run_logged(profile, told, earlier))
         self._tasks[task] = told["DECK_EVENT"]
@@ -142,49 +147,67 @@ async def run_hook(profile: Profile, event: str, told: Mapping[str, str], enviro
     if program is None:
         raise HookError(f"the hook {event} cannot be run: {argv[0]!r} is no program")
     limit = profile.hooks.timeout
+    # A pipe of ours, not the process's: what a hook leaves in the background may hold it, and is not waited for.
+    output, printing = os.pipe()
+    printed: deque[bytes] = deque(maxlen=1)
+    pipe = os.fdopen(output, "rb", buffering=0)
+    reading = asyncio.ensure_future(_read(pipe, printed))
     spawning = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
-            *guarded([program, *argv[1:]]),
+            *guarded([program, *argv[1:]], is_forking=True),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdout=printing,
+            stderr=printing,
             env={**plain_environment(environ), **told},
             cwd=directory if directory.is_dir() else None,
             start_new_session=True,
         )
     )
     try:
-        child = await asyncio.shield(spawning)
-    except asyncio.CancelledError:
-        # A hook that is ended must still learn of a child that was just made, or it would leak.
-        await asyncio.wait({spawning})
-        if spawning.exception() is None:
-            await _end(spawning.result())
-        raise
-    except OSError as exc:
-        raise HookError(f"the hook {event} cannot be run: {exc.strerror}") from exc
-    printed: deque[bytes] = deque(maxlen=1)
-    try:
+        child = await _made(spawning, printing, event)
         async with asyncio.timeout(limit):
-            status = await _finished(child, printed)
+            status = await child.wait()
+            await asyncio.wait({reading}, timeout=_DRAIN)
     except TimeoutError:
         raise HookError(f"the hook {event} took more than {limit:g} s{_said(printed)}") from None
     finally:
-        await _end(child)
+        if spawning.exception() is None:
+            await _end(spawning.result())
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        pipe.close()
     if status != 0:
         what = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
         raise HookError(f"the hook {event} {what}{_said(printed)}")
     return _text(printed)
 
 
-async def _finished(child: asyncio.subprocess.Process, printed: deque[bytes]) -> int:
-    """Read all of the output, keep its end, and return the status."""
-    assert child.stdout is not None
+async def _made(
+    spawning: asyncio.Future[asyncio.subprocess.Process], printing: int, event: str
+) -> asyncio.subprocess.Process:
+    """Return the child once it is made; then this process holds its output no more."""
+    try:
+        return await asyncio.shield(spawning)
+    except OSError as exc:
+        raise HookError(f"the hook {event} cannot be run: {exc.strerror}") from exc
+    finally:
+        # A hook that is ended must still learn of a child that was just made, or it would leak.
+        await asyncio.wait({spawning})
+        os.close(printing)
+
+
+async def _read(pipe: IO[bytes], printed: deque[bytes]) -> None:
+    """Read all that is printed, and keep its end."""
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
     kept = b""
-    while data := await child.stdout.read(_READ):
-        kept = (kept + data)[-_OUTPUT:]
-        printed.append(kept)
-    return await child.wait()
+    try:
+        while data := await reader.read(_READ):
+            kept = (kept + data)[-_OUTPUT:]
+            printed.append(kept)
+    finally:
+        transport.close()
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from deck.plugins import Plugins
 from deck.profile import Profile
 from deck.servers.claim import Claim
 from deck.servers.gguf import facts_of_file
+from deck.servers.hooks import HookRunner
 from deck.servers.process import Process
 from deck.servers.program import Program
 from deck.servers.remote import Remote
@@ -32,6 +34,7 @@ class LocalLauncher:
         self._config = config
         self._plugins = plugins
         self._claim: Claim | None = None
+        self._hooks: dict[str, HookRunner] = {}
 
     def open(self) -> None:
         """Claim the state directory, remove what Decks that were killed left in it, and warn of others that use it."""
@@ -63,9 +66,13 @@ class LocalLauncher:
         """Return the server of the profile, not yet started."""
         if profile.server.is_remote:
             return Remote(profile)
+        hooks = self._hooks.get(profile.id)
+        if hooks is None:
+            hooks = self._hooks[profile.id] = HookRunner(os.environ)
         if profile.server.command:
-            return Program(profile, self._config, claim=self._claim)
-        return Process(profile, self._config, family_arguments=self._arguments(profile), claim=self._claim)
+            return Program(profile, self._config, claim=self._claim, hooks=hooks)
+        arguments = self._arguments(profile)
+        return Process(profile, self._config, family_arguments=arguments, claim=self._claim, hooks=hooks)
 
     def faulty(self, profile: Profile) -> Server | None:
         """Return the failed server of a profile that cannot start, None = it may; runs nothing."""

@@ -63,6 +63,7 @@ class Process:
         environ: what the child's environment is taken from.
         family_arguments: what the model's family wants of llama-server.
         claim: whose its files are, None = nobody says.
+        hooks: runs the model's hooks, those of servers before this one among them; None = one of its own.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Process:
         *,
         family_arguments: Sequence[str] = (),
         claim: Claim | None = None,
+        hooks: HookRunner | None = None,
     ) -> None:
         self.profile = profile
         self._claim = claim
@@ -94,7 +96,10 @@ class Process:
         self._condemned: str | None = None
         self._slots: SlotFiles | None = None
         self._signature: str | None = None
-        self._hooks = HookRunner(environ)
+        self._hooks = hooks if hooks is not None else HookRunner(environ)
+
+    # A script is known by itself; whatever else llama-server is, it has no children.
+    _may_fork = False
 
     @property
     def state(self) -> ServerState:
@@ -248,7 +253,8 @@ class Process:
         assert self._place is not None
         self._key = secrets.token_urlsafe(32)
         self._journal = Journal(self._place.log, keep=self.profile.server.log_lines, secret=self._key)
-        argv = guarded([*binary.argv, *self._arguments(binary), *self._slot_arguments(binary)])
+        command = [*binary.argv, *self._arguments(binary), *self._slot_arguments(binary)]
+        argv = guarded(command, is_forking=self._may_fork)
         env = self._environment()
         output, printed = os.pipe()
         directory = self.profile.source.absolute().parent
@@ -432,9 +438,8 @@ class Process:
             raise self._failure(str(exc)) from exc
 
     def _hook(self, event: str) -> None:
-        """Run a hook that nobody waits for."""
-        if getattr(self.profile.hooks, event):
-            self._hooks.spawn(self.profile, self._event(event))
+        """Run the hook of a turn, if there is one; nobody waits for it."""
+        self._hooks.spawn(self.profile, self._event(event))
 
     def _event(self, event: str) -> Mapping[str, str]:
         address = self.address.uds or f"{self.address.host}:{self.address.port}"

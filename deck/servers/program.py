@@ -32,6 +32,8 @@ _PORT, _SOCKET = "{port}", "{socket}"
 class Program(Process):
     """One server of a profile with a `command`; implements `contracts.Server`."""
 
+    _may_fork = True
+
     def _checked(self) -> Binary:
         faults = command_faults(self.profile, self._environ.get("PATH"))
         if faults:

@@ -117,6 +117,19 @@ async def test_killed_though_the_program_is_a_script_that_stays(tmp_path: Path) 
             await kill(deck, *engines)
 
 
+@bounded
+async def test_killed_while_hooks_run_that_are_no_scripts(tmp_path: Path) -> None:
+    """What a hook has started is a child of its own, and ends with Deck as it does."""
+    line = f"sleep 300 & echo $! > {tmp_path}/child; wait"
+    hooks = f'\n[hooks]\nafter_ready = ["/bin/sh", "-c", {json.dumps(line)}]\ntimeout = "300s"\n'
+    with live_deck(tmp_path, profiles={"m1": profile(tmp_path, "fake", "m1") + hooks}) as deck:
+        async with client_of(deck) as client:
+            await works(client, "m1")
+            child = int(await until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip()))
+            assert is_alive(child)
+            await kill(deck, child)
+
+
 @KINDS
 @bounded
 async def test_the_next_deck_finds_nothing_in_its_way(tmp_path: Path, kind: str) -> None:

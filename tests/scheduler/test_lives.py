@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from scheduler.test_board import GIB, Played, profile, run, until, use
+from scheduler.board_support import GIB, Played, profile, run, until, use
 
 from deck.contracts import Server, ServerState
 from deck.errors import DeckError, ErrorKind

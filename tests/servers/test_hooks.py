@@ -20,6 +20,7 @@ from deck.errors import DeckError, NotRunError
 from deck.profile import Hooks, Profile, ServerSettings
 from deck.servers import check_profile
 from deck.servers.hooks import HookError, HookRunner, facts, hook_fault, run_hook
+from deck.servers.launcher import LocalLauncher
 from deck.servers.process import Process
 
 MakeProfile = Callable[..., Profile]
@@ -184,33 +185,39 @@ def test_a_start_waits_for_what_the_crash_before_it_began(
 
     async def main() -> None:
         hooks = {"on_crash": [*slow, *teller(tmp_path)[1:]], "before_start": teller(tmp_path)}
-        server = Process(hooked(make_profile(), **hooks), config)
-        await server.start()
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        await server.wait_ended()
-        await server.start()
+        profile, launcher = hooked(make_profile(), **hooks), LocalLauncher(config)
+        for _ in range(2):  # each start has a server of its own
+            server = launcher.launch(profile)
+            assert isinstance(server, Process)
+            await server.start()
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            await server.wait_ended()
         assert [item["DECK_EVENT"] for item in told(tmp_path)] == ["before_start", "on_crash", "before_start"]
-        await server.stop(grace=5)
+        await until(lambda: len(told(tmp_path)) == 4)
 
     run(main())
 
 
+@pytest.mark.parametrize("also", ["on_crash", "nothing"])
 def test_a_crash_ends_what_still_runs_since_it_was_ready(
-    config: Config, make_profile: MakeProfile, tmp_path: Path
+    config: Config, make_profile: MakeProfile, tmp_path: Path, also: str
 ) -> None:
     code = f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nimport time\ntime.sleep(60)"
 
     async def main() -> None:
-        hooks = {"after_ready": [sys.executable, "-c", code], "on_crash": teller(tmp_path), "timeout": "60s"}
+        hooks = {"after_ready": [sys.executable, "-c", code], "timeout": "60s"}
+        if also == "on_crash":
+            hooks["on_crash"] = teller(tmp_path)
         server = Process(hooked(make_profile(), **hooks), config)
         await server.start()
         await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
-        await until(lambda: told(tmp_path))
-        assert [item["DECK_EVENT"] for item in told(tmp_path)] == ["on_crash"]
-        assert not is_running(int((tmp_path / "pid").read_text()))
+        await until(lambda: not is_running(int((tmp_path / "pid").read_text())))
+        if also == "on_crash":
+            await until(lambda: told(tmp_path))
+            assert [item["DECK_EVENT"] for item in told(tmp_path)] == ["on_crash"]
         await server.stop(grace=5)
 
     run(main())
@@ -262,6 +269,33 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("status", [0, 7])
+def test_what_a_hook_leaves_in_the_background_is_not_waited_for(tmp_path: Path, status: int, loop: str) -> None:
+    """It may hold the output: what counts is how the hook itself ended."""
+    script = tmp_path / "hook.sh"
+    script.write_text(
+        f"#!/bin/sh\necho no card\nsleep 60 &\necho $! > {tmp_path}/pid\nexit {status}\n", encoding="utf-8"
+    )
+    script.chmod(0o755)
+
+    async def play() -> None:
+        began = time.monotonic()
+        work = run_hook(bare(tmp_path, before_start=[str(script)], timeout="30s"), "before_start", {}, os.environ)
+        if status:
+            with pytest.raises(HookError, match=r"before_start ended with status 7; it printed: no card"):
+                await work
+        else:
+            assert await work == "no card"
+        assert time.monotonic() - began < 15
+        async with asyncio.timeout(10):
+            await until(lambda: not is_running(int((tmp_path / "pid").read_text())))
+
+    factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(play())
 
 
 def test_of_endless_output_the_end_is_kept(tmp_path: Path) -> None:
