@@ -169,8 +169,9 @@ class Deck:
                 self.board.keep(profile)
         for name in change.removed:
             self.board.remove(name)
+        new_or_changed = {*change.added, *change.relaunched, *change.changed}  # the others' failures still count
         for profile in new.profiles:
-            if profile.schedule.preload or profile.schedule.keep_warm:
+            if profile.id in new_or_changed and (profile.schedule.preload or profile.schedule.keep_warm):
                 self.board.preload(profile)
 
     def reload_or_log(self) -> None:

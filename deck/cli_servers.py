@@ -91,7 +91,7 @@ def _run_ps(arguments: argparse.Namespace) -> int:
 def _row(server: Mapping[str, Any]) -> tuple[str, ...]:
     memory, expected = server["memory"], server["expected_memory"]
     shown = f"{memory / _MIB:.0f} MiB" if memory else f"~{expected / _MIB:.0f} MiB" if expected else "-"
-    note = "pinned" if server["pinned"] else ""
+    note = "removed: stops when it is free" if server.get("removed") else "pinned" if server["pinned"] else ""
     reason = _first_line(server["reason"]) if server["state"] == "failed" else ""
     note = reason or note
     if server["failures"]:

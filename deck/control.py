@@ -26,6 +26,7 @@ def shown_replica(replica: Replica) -> dict[str, Any]:
 
 
 _SERVERS = "/deck/servers"
+_OVER = (ServerState.STOPPED, ServerState.FAILED)
 _LINES, _MOST_LINES = 100, 10_000
 _MOST_BYTES = 1 << 20
 # How long an answer waits for an idle server to stop.
@@ -82,11 +83,19 @@ class Control:
 
     async def _list(self, scope: Scope, receive: Receive) -> Answer:
         query.read(scope)
-        shown = [self._shown(profile) for profile in self._pipeline.catalog.profiles]
+        shown = [self._shown(profile) for profile in (*self._pipeline.catalog.profiles, *self._leaving())]
         return 200, {"servers": shown, "profiles_fault": self.profiles_fault()}
+
+    def _leaving(self) -> list[Profile]:
+        """Return the profiles that were removed and whose servers are still there, until nobody uses them."""
+        board, catalog = self._pipeline.board, self._pipeline.catalog
+        known = {profile.id for profile in catalog.profiles}
+        up = [name for name, state in board.states().items() if name not in known and state not in _OVER]
+        return [server.profile for name in up if (server := board.server(name)) is not None]
 
     def _shown(self, profile: Profile) -> dict[str, Any]:
         board = self._pipeline.board
+        match = self._pipeline.catalog.resolve(profile.id)
         server = board.server(profile.id)
         waiting = [item for item in board.waiting() if item.ticket.profile == profile.id]
         held_off = board.quarantined().get(profile.id)
@@ -101,24 +110,28 @@ class Control:
             "memory": server.memory() if server is not None else None,
             "expected_memory": board.memory(profile.id),
             "pinned": profile.schedule.pinned,
+            "removed": match is None or match.profile.id != profile.id,
             "reason": server.reason if server is not None else None,
             "failures": held_off[0] if held_off else 0,
             "retry_in": round(held_off[1], 1) if held_off else None,
             "replicas": [shown_replica(item) for item in board.replicas().get(profile.id, ())],
         }
 
-    def _named(self, scope: Scope) -> Profile:
+    def _named(self, scope: Scope, *, may_leave: bool = True) -> Profile:
+        """Return the profile that a path names; `may_leave` = one that was removed and still has a server counts."""
         path = normal_path(scope["path"])
         name = unquote(path.removeprefix(f"{_SERVERS}/").rpartition("/")[0])
         match = self._pipeline.catalog.resolve(name)
-        if match is None:
+        profiles = self._leaving() if match is None and may_leave else []
+        profile = match.profile if match is not None else next((item for item in profiles if item.id == name), None)
+        if profile is None:
             raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
-        return match.profile
+        return profile
 
     async def _load(self, scope: Scope, receive: Receive) -> Answer:
         query.read(scope)
         await query.refuse_body(scope, receive)
-        profile, board = self._named(scope), self._pipeline.board
+        profile, board = self._named(scope, may_leave=False), self._pipeline.board
         async with board.admit(profile, again=True):
             return 200, self._shown(profile)
 
@@ -133,7 +146,7 @@ class Control:
         else:
             board.unload(profile.id)
             await board.wait_stopped(profile.id, _STOPPING)
-        is_over = server is None or server.state in (ServerState.STOPPED, ServerState.FAILED)
+        is_over = server is None or server.state in _OVER
         fate = "stopped" if is_over else "stopping" if board.is_stopping(profile.id) else "pending"
         return 200, {**self._shown(profile), "unload": fate}
 

@@ -40,7 +40,7 @@ from deck.upstream.client import TEXT, UpstreamClient
 from deck.upstream.failures import MidAnswer
 from deck.upstream.transport import RawResponse
 
-_LENIENT = "lenient"
+_LENIENT, _PAGE = "lenient", b"text/html"
 _CHAT_ALONE = ("chat",)
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
 _UNBEGUN = re.compile(r"initialize samplers", re.IGNORECASE)
@@ -297,8 +297,7 @@ class Pipeline:
             if not events:
                 continue
             if not has_begun and isinstance(events[0], Failed):
-                _blame(events[0].error, shaped.request)
-                raise events[0].error
+                raise _at_once(events[0].error, response, shaped.request)
             has_begun = True
             waiting = take(events)
             if waiting is not None:
@@ -416,6 +415,14 @@ class Pipeline:
         except DeckError as error:
             _blame(error, shaped.request)
             raise
+
+
+def _at_once(error: DeckError, response: RawResponse, request: Request) -> DeckError:
+    """Return the error that an answer is instead of one: what answers with a page is no llama-server."""
+    if (response.header(b"content-type") or b"").startswith(_PAGE):
+        error.message = "what answers at the server's address is no llama-server: it sent a page of HTML"
+    _blame(error, request)
+    return error
 
 
 def _blame(error: DeckError, request: Request) -> None:

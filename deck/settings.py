@@ -107,6 +107,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
+_LISTS = ("tuple_type", "list_type", "set_type", "frozen_set_type")
+
+
 def faults(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
     """Yield each fault as `key: what is wrong`, with the nearest known key for an unknown one."""
     for item in error.errors(include_url=False, include_context=False, include_input=False):
@@ -120,6 +123,8 @@ def faults(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
             yield f"{key}: may hold letters, digits and . _ : / @ + - and starts with a letter or digit"
         elif item["type"] == "model_type":
             yield f"{key}: must be a table"
+        elif item["type"] in _LISTS:
+            yield f'{key}: must be a list, as ["…", "…"]'
         else:
             what = item["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
             yield f"{key}: {what}" if key else what

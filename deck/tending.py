@@ -1,4 +1,4 @@
-"""Looks after servers that are up: finds one that hangs by what it does, and one that has grown too large.
+"""Looks after servers that are up: finds one that hangs by what it does, has grown too large, or has lost its socket.
 
 A server hangs that owes answers and does nothing for them: nothing has come of any of them, and it either answers no
 `/health` or takes no processor time and its loop, if it can be asked, is still. Time alone proves nothing: a slow
@@ -8,6 +8,7 @@ prompt takes processor time and is left alone. What the system does not tell cou
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -80,6 +81,12 @@ class HangPulse:
         return cpu - before > _IDLE_SECONDS + (now - since) * _IDLE_SHARE
 
 
+def has_lost_socket(server: Server) -> bool:
+    """Tell whether the file is gone through which a server is reached: nobody new gets to it any more."""
+    uds = server.address.uds
+    return uds is not None and not os.path.exists(uds)
+
+
 class Tender:
     """Tends every server of a board that is up, each with one task that ends with it.
 
@@ -117,6 +124,8 @@ class Tender:
                 limit = server.profile.server.hang_timeout
                 await asyncio.wait({ended}, timeout=max(_SHORTEST, min(_LONGEST, limit / _PART or _LONGEST)))
                 self._board.weigh(server)
+                if has_lost_socket(server):
+                    self._board.replace(server, f"cannot be reached: its socket {server.address.uds} is gone")
                 if not limit or server.state is not ServerState.READY:
                     continue
                 if not self._owed(server):

@@ -121,6 +121,8 @@ _FAULTS = {
     'id = "a"\n[server]': f"server: {_ONE_OF}, not none",
     'id = "a"': "server: is required",
     'id = "a"\nserver = 3': "server: must be a table",
+    'id = "a"\n' + _LOCAL + 'args = "-fa"': 'server.args: must be a list, as ["…", "…"]',
+    'id = "a"\n' + _LOCAL + '[hooks]\non_stop = "./a.sh"': 'hooks.on_stop: must be a list, as ["…", "…"]',
     'id = "a b"\n' + _LOCAL: "id: may hold letters, digits",
     'id = "a"\nkind = "chta"\n' + _LOCAL: "kind: must be 'chat', 'embedding', 'rerank', 'image'",
     'id = "a"\n' + _LOCAL + '[limits]\nmax_tokens = "5"': "limits.max_tokens: must be a number",

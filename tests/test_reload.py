@@ -155,6 +155,21 @@ def test_what_was_prepared_before_a_change_leaves_nothing_of_it(changing: Changi
     assert deck.pipeline.shape(prepared(max_tokens=9), facts).body["max_tokens"] == 7
 
 
+def test_what_is_to_be_up_is_started_where_it_changed_and_keeps_its_failures_elsewhere(changing: Changing) -> None:
+    warm = 'id = "{name}"\n{{server}}\n[schedule]\nkeep_warm = true\n'
+    started: list[str] = []
+    changing.running.deck.board.preload = lambda profile: started.append(profile.id)  # type: ignore[method-assign]
+    changing.write("m3", warm.format(name="m3"))
+    changing.reload()
+    assert started == ["m3"]
+    changing.write("m4", warm.format(name="m4"))
+    changing.reload()
+    assert started == ["m3", "m4"]
+    changing.write("m4", warm.format(name="m4") + "priority = 1\n")
+    changing.reload()
+    assert started == ["m3", "m4", "m4"]
+
+
 def test_what_it_did_is_logged_in_words(changing: Changing, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "deck"):
         changing.write("m3", 'id = "m3"\n{server}')

@@ -16,6 +16,7 @@ from typing import Any, assert_never
 from deck.contracts import Doing, Launcher, Replica, Replicated, Server, ServerState, Supervised
 from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
+from deck.scheduler.hold import Admission
 from deck.scheduler.models import Models, slots_of
 from deck.scheduler.policy import Policy
 from deck.scheduler.quotes import Quote, Quotes
@@ -233,14 +234,25 @@ class Board:
             return
         self._looked_at[name] = now
         taken = server.memory()
-        if taken is None or taken <= ceiling or self._servers.get(name) is not server:
-            return
-        commands = self._policy.recycle(name, now)
+        if taken is not None and taken > ceiling:
+            what = f"takes {taken >> 20} MiB, above [server] max_rss of {ceiling >> 20} MiB"
+            if self.replace(server, what):
+                self._on_recycle(name)
+
+    def replace(self, server: Server, why: str) -> bool:
+        """Have a server stopped when it is free, since it `why`: whoever then wants it gets a new one.
+
+        Returns:
+            False = it goes already.
+        """
+        name = server.profile.id
+        if self._servers.get(name) is not server:
+            return False
+        commands = self._policy.recycle(name, asyncio.get_running_loop().time())
         if commands is not None:
-            what = "model %s takes %d MiB, above [server] max_rss of %d MiB: its server stops when it is free"
-            _log.warning(what, name, taken >> 20, ceiling >> 20)
-            self._on_recycle(name)
+            _log.warning("model %s %s: its server stops when it is free", name, why)
             self._execute(commands)
+        return commands is not None
 
     def hung(self, server: Server, reason: str) -> None:
         """End a ready server that does nothing for those who use it; they are told why, and nobody new gets to it."""
@@ -479,22 +491,3 @@ class Board:
         for failure in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(failure, Exception):
                 _log.error("a server could not be stopped in order", exc_info=failure)
-
-
-class Admission:
-    """A slot while it is waited for and held."""
-
-    __slots__ = ("_board", "_credit", "_profile", "_server", "_ticket", "_token")
-
-    def __init__(self, board: Board, profile: Profile, token: str, credit: int) -> None:
-        self._board = board
-        self._profile = profile
-        self._token = token
-        self._credit = credit
-
-    async def __aenter__(self) -> Server:
-        self._ticket, self._server = await self._board.acquire(self._profile, self._token, self._credit)
-        return self._server
-
-    async def __aexit__(self, *failure: object) -> None:
-        self._board.release(self._ticket, self._server)

@@ -165,6 +165,20 @@ async def test_one_that_has_grown_is_recycled_between_two_answers(tmp_path: Path
             assert 'deck_server_recycles_total{model="tiny"} 0' not in counted
 
 
+@unhurried
+async def test_one_whose_socket_is_gone_is_started_anew(tmp_path: Path) -> None:
+    """Nobody could reach it any more, and its failing requests would keep it up."""
+    text = local(tmp_path / "m1", "m1", hang_timeout="1s")
+    with live_deck(tmp_path, profiles={"m1": text}) as deck:
+        async with client_of(deck) as client:
+            await works(client, "m1")
+            [first] = children(deck.process.pid)
+            [socket] = (deck.state / "run").glob("m1-*.sock")
+            socket.unlink()
+            await until(lambda: "its socket" in deck.logged() and not is_alive(first))
+            await works(client, "m1")
+
+
 @pytest.fixture
 def near() -> Iterator[Path]:
     """A directory whose name leaves room for those of sockets."""

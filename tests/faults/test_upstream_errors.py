@@ -100,6 +100,19 @@ async def test_a_broken_stream_ends_in_the_wires_error(rig: Rig, case: Case) -> 
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "buffered"])
+@bounded
+async def test_a_page_with_status_200_is_no_answer(rig: Rig, stream: bool) -> None:
+    """As of a web server at an address that is wrong."""
+    page = Reply(
+        steps=[b"<!doctype html>\n<html><body>It works</body></html>\n"], headers={"content-type": "text/html"}
+    )
+    async with rig.fake(page), rig.client() as client:
+        answer = await post(client, stream=stream)
+        assert answer.status_code == 502
+        assert answer.json()["error"]["message"].endswith("is no llama-server: it sent a page of HTML")
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "buffered"])
 @pytest.mark.parametrize(
     ("reply", "status", "code"),
     [

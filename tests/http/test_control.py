@@ -15,6 +15,7 @@ from deck.contracts import ServerState
 from deck.testing.fake_llama import say
 
 SERVERS = "/deck/servers"
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def test_every_model_is_listed_with_its_state(running: App) -> None:
         "memory": None,
         "expected_memory": None,
         "pinned": False,
+        "removed": False,
         "reason": None,
         "failures": 0,
         "retry_in": None,
@@ -55,6 +57,27 @@ def test_a_model_is_loaded_and_unloaded(running: App) -> None:
     assert (unloaded["state"], unloaded["unload"]) == ("stopped", "stopped")
     assert shown(running, "m1")["state"] == "stopped"
     assert running.chat().status_code == 200
+
+
+def test_a_removed_model_is_listed_while_its_server_is_there(tmp_path: Path, running: App) -> None:
+    """It is stopped like any other, and cannot be loaded again."""
+    assert running.send("POST", f"{SERVERS}/m1/load").json()["state"] == "ready"
+    deck = running.deck
+
+    async def play() -> None:
+        async with deck.board.admit(deck.pipeline.catalog.profiles[0]):
+            (tmp_path / "profiles" / "m1.toml").unlink()
+            deck.reload()
+            answer = await running.client.get(SERVERS, headers=HEADERS)
+            [found] = [item for item in answer.json()["servers"] if item["id"] == "m1"]
+            assert (found["removed"], found["state"], found["running"]) == (True, "ready", 1)
+            assert (await running.client.post(f"{SERVERS}/m1/load", headers=HEADERS)).status_code == 404
+            answer = await running.client.post(f"{SERVERS}/m1/unload?now", headers=HEADERS)
+            assert (answer.json()["unload"], answer.json()["removed"]) == ("stopped", True)
+
+    running.runner.run(play())
+    assert "m1" not in [item["id"] for item in running.send("GET", SERVERS).json()["servers"]]
+    assert running.send("POST", f"{SERVERS}/m1/unload").status_code == 404
 
 
 def test_a_model_is_unloaded_at_once(running: App) -> None:
