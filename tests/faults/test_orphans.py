@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,19 @@ async def test_killed_while_hooks_run_that_are_no_scripts(tmp_path: Path) -> Non
         async with client_of(deck) as client:
             await works(client, "m1")
             child = int(await until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip()))
+            assert is_alive(child)
+            await kill(deck, child)
+
+
+@bounded
+async def test_killed_while_a_program_runs_that_has_started_the_server(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m http.server --bind 127.0.0.1 {{port}} & echo $! > {tmp_path}/child; wait"
+    text = f'id = "voice"\nkind = "speech"\n[server]\ncommand = ["/bin/sh", "-c", {json.dumps(line)}]\n'
+    with live_deck(tmp_path, profiles={"voice": text}) as deck:
+        async with client_of(deck) as client:
+            answer = await client.post("/deck/servers/voice/load")
+            assert answer.json()["state"] == "ready", answer.text
+            child = int((tmp_path / "child").read_text())
             assert is_alive(child)
             await kill(deck, child)
 
