@@ -16,8 +16,8 @@ _NOT_LAUNCHED = frozenset(
         *("log_lines", "load_to_count", "health_interval", "health", "model_name", "fields"),
     }
 )
-# Of several servers elsewhere some may come and go while the others go on.
-_OF_SEVERAL = frozenset({"urls", "parallel"})
+# Of servers elsewhere some may come and go while the others go on.
+_ELSEWHERE = frozenset({"url", "urls", "parallel"})
 _MOST_TOLD = 20
 
 
@@ -92,6 +92,6 @@ def _is_relaunched(old: Profile, new: Profile, flags_of: Callable[[Profile], Seq
 
 def launch_of(profile: Profile) -> dict[str, Any]:
     """Return all of a profile that its server is started by; the file's directory is that of the process."""
-    left_out = _NOT_LAUNCHED | _OF_SEVERAL if profile.server.urls else _NOT_LAUNCHED
+    left_out = _NOT_LAUNCHED | _ELSEWHERE if profile.server.is_remote else _NOT_LAUNCHED
     server = profile.server.model_dump(exclude=set(left_out))
     return {**server, "directory": str(profile.source.absolute().parent), "kind": profile.kind}

@@ -17,7 +17,7 @@ from deck.exchange import Exchange
 from deck.profile import Profile
 from deck.reload import Change, compare
 from deck.serving import NOBODY
-from deck.testing.fake_llama import Received, Reply, say
+from deck.testing.fake_llama import FakeLlama, Received, Reply, say
 
 
 def profile(name: str, **more: Any) -> Profile:
@@ -229,13 +229,56 @@ def test_a_running_server_may_be_silent_as_long_as_the_new_profile_says(tmp_path
         assert running.runner.run(silent()) == 504
 
 
-def test_another_launch_replaces_the_server_when_it_is_free(changing: Changing) -> None:
+def test_another_launch_replaces_the_server_when_it_is_free(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert changing.asked("m1") == 200
     server = changing.running.deck.board.server("m1")
-    changing.write("m1", 'id = "m1"\n{server}parallel = 3\n')
+    monkeypatch.setenv("KEY", "k")
+    changing.write("m1", 'id = "m1"\n{server}api_key_env = "KEY"\n')
     assert changing.reload()["relaunched"] == ["m1"]
     assert changing.asked("m1") == 200
     assert changing.running.deck.board.server("m1") is not server
+
+
+def test_more_at_a_time_elsewhere_holds_at_once(changing: Changing) -> None:
+    assert changing.asked("m1") == 200
+    server = changing.running.deck.board.server("m1")
+    changing.write("m1", 'id = "m1"\n{server}parallel = 3\n')
+    assert changing.reload()["changed"] == ["m1"]
+    assert changing.running.deck.board.slots("m1") == 3
+    assert changing.asked("m1") == 200
+    assert changing.running.deck.board.server("m1") is server
+
+
+def test_another_url_is_used_while_an_answer_of_the_one_before_runs(tmp_path: Path) -> None:
+    gates: list[asyncio.Event] = []
+
+    def reply(request: Received) -> Reply:
+        gates.append(asyncio.Event())
+        return Reply(steps=say("old").steps, before_headers=gates[-1])
+
+    with app(tmp_path, reply) as running:
+
+        async def play() -> tuple[str, str]:
+            body = {"model": "m1", "messages": [{"role": "user", "content": "hi"}]}
+            headers = {"authorization": f"Bearer {TOKEN}"}
+
+            async def ask() -> str:
+                answer = await running.client.post("/v1/chat/completions", json=body, headers=headers)
+                return str(answer.json()["choices"][0]["message"]["content"])
+
+            async with FakeLlama(lambda request: say("new")) as other, asyncio.timeout(10):
+                first = asyncio.create_task(ask())
+                while not gates:
+                    await asyncio.sleep(0)
+                (tmp_path / "profiles" / "m1.toml").write_text(f'id = "m1"\n[server]\nurl = "{other.url}"\n')
+                assert running.deck.reload().changed == ("m1",)
+                second = await ask()
+                gates[0].set()
+                return await first, second
+
+        assert running.runner.run(play()) == ("old", "new")
 
 
 def test_an_answer_goes_on_over_a_reload_that_removes_its_model(tmp_path: Path) -> None:
@@ -300,6 +343,11 @@ def test_servers_elsewhere_come_and_go_without_a_relaunch() -> None:
     assert changed(old, several("http://b:1", "http://c:1", parallel=4)).changed == ("a",)
     assert changed(old, several("http://a:1", "http://b:1", parallel=2, health_interval="9s")).changed == ("a",)
     assert changed(old, several("http://a:1", parallel=2, api_key_env="KEY")).relaunched == ("a",)
-    one = Profile.model_validate({"id": "a", "server": {"url": "http://a:1", "parallel": 2}})
-    assert changed(old, one).relaunched == ("a",)
-    assert changed(one, old).relaunched == ("a",)
+    one, other = (
+        Profile.model_validate({"id": "a", "server": {"url": f"http://{host}:1", "parallel": 2}}) for host in "ab"
+    )
+    assert changed(old, one).changed == ("a",)
+    assert changed(one, old).changed == ("a",)
+    assert changed(one, other).changed == ("a",)
+    here = Profile.model_validate({"id": "a", "server": {"model": "/a.gguf", "parallel": 2}})
+    assert changed(one, here).relaunched == changed(here, one).relaunched == ("a",)

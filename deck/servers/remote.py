@@ -112,8 +112,10 @@ class Remote:
             backend.key = self._key
         if self._state is not ServerState.READY:
             return
-        for gone in known.values():
-            self._unwatch(gone)
+        for backend in [*known.values(), *([] if profile.server.urls else self._backends)]:
+            self._unwatch(backend)
+        if not profile.server.urls and self._backends[0].is_fresh:
+            self.facts = Facts()  # those of the one before say nothing of it
         for backend in self._backends:
             if backend not in self._watching:
                 self._watch(backend)
@@ -329,8 +331,18 @@ class Remote:
             await asyncio.gather(*asking, return_exceptions=True)
 
     def _watch(self, backend: Backend) -> None:
+        """Go on asking one of several; the only one is asked once, if it never was."""
         if self._profile.server.urls:
-            self._watching[backend] = asyncio.get_running_loop().create_task(self._keep_asking(backend))
+            work = self._keep_asking(backend)
+        elif backend.is_fresh:
+            work = self._ask(backend)
+        else:
+            return
+        self._watching[backend] = asyncio.get_running_loop().create_task(work)
+
+    async def _ask(self, backend: Backend) -> None:
+        await backend.ask()
+        self._look()
 
     def _unwatch(self, backend: Backend) -> None:
         task = self._watching.pop(backend, None)
@@ -346,9 +358,8 @@ class Remote:
                     await backend.wake.wait()
             backend.wake.clear()
             await asyncio.sleep(max(0.0, asked + _LEAST_PAUSE - time.monotonic()))  # many failures, few questions
-            await backend.ask()
+            await self._ask(backend)
             asked = time.monotonic()
-            self._look()
 
     def _look(self) -> None:
         """See what has changed: in the servers' states, in their number, in what holds of all."""
