@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from deck.upstream.breaks import told_break
 from deck.upstream.failures import Refusal, upstream_error
 from deck.upstream.transport import Prepared, RawResponse, Target, TimeLimits, Transport
 
+_log = logging.getLogger("deck.upstream")
 _ERROR_LIMIT = 1 << 20
 _ANSWER_LIMIT = 64 << 20
 _END_WAIT = 0.5
@@ -261,5 +263,7 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
             message = f"the {who} of {name!r} was stopped before the answer ended"
             return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=2)
     told = f"broke off: {server.reason}" if server.reason else told_break(exc)
+    if server.profile.server.url is not None:  # clients need not know where it is, operators do
+        _log.warning("model %s: the %s at %s %s", name, who, server.profile.server.url, told)
     kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
     return DeckError(kind, f"the {who} of {name!r} {told}", retry_after=2)

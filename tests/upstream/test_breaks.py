@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
+from pathlib import Path
 
 import httpx
 import pytest
+from app_support import BODY, app
 
+from deck.testing.fake_llama import say
 from deck.upstream.breaks import told_break
 
 CUT = "broke off: it closed the connection in the middle of its answer"
@@ -56,3 +59,15 @@ def caused(exc: httpx.HTTPError, cause: BaseException) -> httpx.HTTPError:
 )
 def test_it_is_told_in_words(exc: httpx.HTTPError, words: str) -> None:
     assert told_break(exc) == words
+
+
+def test_where_a_server_is_that_broke_stands_in_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A client learns what happened; its operator also where."""
+    with app(tmp_path, lambda received: say("Hello")) as deck:
+        assert deck.chat(json=BODY).status_code == 200
+        url = deck.fake.url
+        deck.runner.run(deck.fake.stop())
+        answer = deck.chat(json=BODY)
+        assert answer.status_code == 503
+        assert str(deck.fake.port) not in answer.text
+        assert f"model m1: the llama-server at {url} cannot be connected to: " in caplog.text
