@@ -122,8 +122,9 @@ class Control:
         path = normal_path(scope["path"])
         name = unquote(path.removeprefix(f"{_SERVERS}/").rpartition("/")[0])
         match = self._pipeline.catalog.resolve(name)
-        profiles = self._leaving() if match is None and may_leave else []
-        profile = match.profile if match is not None else next((item for item in profiles if item.id == name), None)
+        profile = match.profile if match is not None else None
+        if may_leave and (profile is None or profile.id != name):  # what has this very name goes before an alias
+            profile = next((item for item in self._leaving() if item.id == name), profile)
         if profile is None:
             raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
         return profile

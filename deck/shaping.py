@@ -17,7 +17,7 @@ from deck.contracts import NEEDS_NOTHING, Facts, Family, Filter, Needs
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.exchange import Exchange, Shaped
 from deck.normalize.history import repair_history
-from deck.normalize.reasoning import without_budget
+from deck.normalize.reasoning import with_setting
 from deck.normalize.report import Report
 from deck.normalize.tools import add_stops, note_schemas
 from deck.plugins import Plugins
@@ -30,6 +30,7 @@ _MEDIA: Sequence[tuple[type[Image] | type[Audio], Literal["vision", "audio"], st
     (Image, "vision", "images"),
     (Audio, "audio", "audio"),
 )
+_NO_PREFILL = "--no-prefill-assistant"
 _Result = TypeVar("_Result")
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 
@@ -62,7 +63,7 @@ class Shaper:
             request = self._step(request, profile, report)
         # What most requests have no use for is not called for each: this is run for all.
         if request.extra or request.messages is not exchange.texts:
-            request = repair_history(request, report)
+            request = repair_history(request, report, continues=_NO_PREFILL not in profile.server.args)
         request = add_stops(request, chosen.stops) if chosen.stops else request
         output, answer_tool = request.output, ""
         if output is not None or request.tools:
@@ -212,7 +213,7 @@ def _as_it_thinks(request: ChatRequest, profile: Profile, report: Report) -> Cha
     if setting.enabled is not False:
         for path in setting.asked or (setting.path,):
             report.ignored(path, "this model does not think", field="reasoning_effort")
-    return without_budget(replace(request, reasoning=UNSET_REASONING), report)
+    return with_setting(request, UNSET_REASONING, report)
 
 
 def _check_shaped(request: ChatRequest, exchange: Exchange, facts: Facts) -> None:

@@ -76,6 +76,17 @@ class Cursor:
                 raise NeedsMore
         return ""
 
+    def stands(self, literal: str) -> bool:
+        """Tell whether a literal stands here.
+
+        Raises:
+            NeedsMore: it may still come.
+        """
+        here = self.at
+        found = bool(self.maybe(literal))
+        self.at = here
+        return found
+
     def take(self, *literals: str) -> str:
         """Pass over one of `literals`, which must stand here.
 

@@ -60,7 +60,9 @@ class TaggedFunction(Grammar):
         values: dict[str, str] = {}
         while True:
             cursor.space()
-            if cursor.maybe("</function>") or cursor.is_done or cursor.text.startswith("</tool_call>", cursor.at):
+            if cursor.is_done and cursor.is_end:
+                return values
+            if cursor.maybe("</function>") or cursor.stands("</tool_call>"):
                 return values
             key = cursor.tag(_PARAMETER)[1].strip()
             values[key] = unframed(cursor.rest("</parameter>"))

@@ -100,10 +100,11 @@ class Scan:
         self._size += len(text)
         if self._size < self._due and self._size <= LONGEST_CALL:
             return []
-        if self._size < self._look and self._size <= LONGEST_CALL and not self._has_closer():
-            self._due = self._size + self._size // 256
-            return []
-        return self._pieces(is_end=False)
+        if self._size > LONGEST_CALL or self._has_closer():
+            return self._pieces(is_end=False)
+        pieces = self._pieces(is_end=False) if self._size >= self._look else []
+        self._due = self._size + self._size // 256
+        return pieces
 
     def _plain(self) -> list[str | Match]:
         """Let go text in which no opener can begin and nothing is quoted, but for the blanks at its end."""
@@ -233,6 +234,7 @@ class Scan:
             if found[0][0] == "`":
                 self._ticks += len(found[0])
             else:
+                self._close_ticks()
                 self._inline = 0  # such code ends with its line
             last = found.end()
         if last < end or (last == end and self._held[end - 1] != "`"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from deck.canon.request import ChatRequest, Message, Reasoning, Text, ToolCall, ToolResult
-from deck.normalize.reasoning import without_budget
+from deck.normalize.reasoning import with_setting
 from deck.normalize.report import Report
 
 _OPEN, _CLOSE = "[system note]", "[end of system note]"
@@ -216,4 +216,4 @@ def allow_prefill(request: ChatRequest, report: Report) -> ChatRequest:
     for path in request.reasoning.asked:
         report.ignored(path, "the answer continues the last turn, so thinking is off", field="reasoning_effort")
     setting = replace(request.reasoning, enabled=False, effort=None, budget=None)
-    return without_budget(replace(request, reasoning=setting), report)
+    return with_setting(request, setting, report)

@@ -18,14 +18,19 @@ from deck.normalize.report import Report
 _NO_RESULT = "[no result: the call was not carried out]"
 
 
-def repair_history(request: ChatRequest, report: Report) -> ChatRequest:
+def repair_history(request: ChatRequest, report: Report, *, continues: bool = True) -> ChatRequest:
     """Return the request with each result behind its call, in the order of the calls.
+
+    Args:
+        request: as it was read.
+        report: gets the notes.
+        continues: the server goes on from a last turn of the assistant, as llama-server does unless it is told not to.
 
     Raises:
         DeckError: what a call or a result means is not plain.
     """
     if request.extra:
-        request = _continued(request, report)
+        request = _continued(request, report, continues=continues)
     messages = request.messages
     if not _holds_calls(messages):
         return request
@@ -44,7 +49,7 @@ def _holds_calls(messages: tuple[Message, ...]) -> bool:
     return False
 
 
-def _continued(request: ChatRequest, report: Report) -> ChatRequest:
+def _continued(request: ChatRequest, report: Report, *, continues: bool) -> ChatRequest:
     """Return a request that wants its last message continued as llama-server takes it: with no turn begun behind it.
 
     Who wants none continued is told: a last turn of the assistant always is (llama.cpp, `prefill_assistant`).
@@ -52,7 +57,7 @@ def _continued(request: ChatRequest, report: Report) -> ChatRequest:
     last = request.messages[-1].role if request.messages else "assistant"
     if not request.extra.get("continue_final_message"):
         for name, unwanted in (("continue_final_message", False), ("add_generation_prompt", True)):
-            if last == "assistant" and request.extra.get(name) is unwanted:
+            if continues and last == "assistant" and request.extra.get(name) is unwanted:
                 report.ignored(name, "llama-server continues a last turn of the assistant")
         return request
     if last != "assistant":

@@ -102,7 +102,7 @@ class ReasoningMerge:
             budget=self.value("budget"),
             preserve=self.value("preserve"),
             path=said[0] if said else "reasoning_effort",
-            asked=tuple(dict.fromkeys(said)),
+            asked=tuple(dict.fromkeys(said[:-1] if "preserve" in self._said else said)),
         )
 
 
@@ -217,12 +217,14 @@ def read_fields(
     return merge, kwargs
 
 
-def without_budget(request: ChatRequest, report: Report) -> ChatRequest:
-    """Return a request whose budget for thinking was taken away without the message that ends such thoughts."""
-    if _MESSAGE not in request.extra:
-        return request
-    report.ignored(_MESSAGE, _NO_BUDGET)
-    return replace(request, extra={name: value for name, value in request.extra.items() if name != _MESSAGE})
+def with_setting(request: ChatRequest, setting: ReasoningSetting, report: Report) -> ChatRequest:
+    """Return a request with another setting; where that has no budget, the message for the budget's end goes too."""
+    extra = request.extra
+    if _MESSAGE in extra and setting.budget is None:
+        if request.reasoning.budget is not None:  # else it was said when the request was read
+            report.ignored(_MESSAGE, _NO_BUDGET)
+        extra = {name: value for name, value in extra.items() if name != _MESSAGE}
+    return replace(request, reasoning=setting, extra=extra)
 
 
 def check_format(fields: Values, report: Report, *, is_hidden: bool) -> None:

@@ -482,12 +482,16 @@ class Board:
         now = asyncio.get_running_loop().time()
         for item in self._policy.waiting(now):
             self._policy.leave(item.ticket, now)
-        for task in self._tasks.difference(self._stops.values()):  # a stop that is under way goes on in order
+        # A stop that is under way goes on in order, beside those of the others.
+        going = {name: task for name, task in self._stops.items() if not task.done()}
+        ended = self._tasks.difference(going.values())
+        for task in ended:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for server in self._servers.values():
+        await asyncio.gather(*ended, return_exceptions=True)
+        others = [server for name, server in self._servers.items() if name not in going]
+        for server in others:
             self._on_gone(server)
-        stops = (server.stop(grace=self._grace) for server in self._servers.values())
-        for failure in await asyncio.gather(*stops, return_exceptions=True):
+        stops = [server.stop(grace=self._grace) for server in others]
+        for failure in await asyncio.gather(*stops, *going.values(), return_exceptions=True):
             if isinstance(failure, Exception):
                 _log.error("a server could not be stopped in order", exc_info=failure)

@@ -15,7 +15,7 @@ import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from deck.profile import Profile
 from deck.servers.command import guarded, plain_environment
@@ -134,7 +134,7 @@ async def run_hook(profile: Profile, event: str, told: Mapping[str, str], enviro
     """Run the profile's command for an event, if it has one, and return the end of what it printed.
 
     It gets no shell, no input, a scrubbed environment without secrets, and `[hooks] timeout` seconds; then its process
-    group is killed.
+    group is killed, as it is when this is cancelled, however often.
 
     Raises:
         HookError: it cannot be run, took too long, or ended with another status than 0.
@@ -146,54 +146,77 @@ async def run_hook(profile: Profile, event: str, told: Mapping[str, str], enviro
     program = _program(argv[0], directory, environ.get("PATH"))
     if program is None:
         raise HookError(f"the hook {event} cannot be run: {argv[0]!r} is no program")
-    limit = profile.hooks.timeout
-    # A pipe of ours, not the process's: what a hook leaves in the background may hold it, and is not waited for.
-    output, printing = os.pipe()
-    printed: deque[bytes] = deque(maxlen=1)
-    pipe = os.fdopen(output, "rb", buffering=0)
-    reading = asyncio.ensure_future(_read(pipe, printed))
-    spawning = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            *guarded([program, *argv[1:]], is_forking=True),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=printing,
-            stderr=printing,
-            env={**plain_environment(environ), **told},
-            cwd=directory if directory.is_dir() else None,
-            start_new_session=True,
-        )
-    )
+    options = {
+        "env": {**plain_environment(environ), **told},
+        "cwd": directory if directory.is_dir() else None,
+    }
+    # In a task of its own, which nobody cancels: it must learn of a child that was just made, or that would leak.
+    is_over = asyncio.Event()
+    work = asyncio.ensure_future(_run(event, [program, *argv[1:]], options, profile.hooks.timeout, is_over))
+    _working.add(work)
+    work.add_done_callback(_forget)
     try:
-        child = await _made(spawning, printing, event)
-        async with asyncio.timeout(limit):
-            status = await child.wait()
-            await asyncio.wait({reading}, timeout=_DRAIN)
-    except TimeoutError:
-        raise HookError(f"the hook {event} took more than {limit:g} s{_said(printed)}") from None
-    finally:
-        if spawning.exception() is None:
-            await _end(spawning.result())
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        pipe.close()
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        is_over.set()
+        await asyncio.wait({work})
+        raise
+
+
+_working: set[asyncio.Future[str]] = set()
+
+
+def _forget(work: asyncio.Future[str]) -> None:
+    _working.discard(work)
+    if not work.cancelled():
+        work.exception()  # who was cancelled does not ask for it
+
+
+async def _run(
+    event: str, argv: Sequence[str], options: Mapping[str, Any], limit: float, is_over: asyncio.Event
+) -> str:
+    """Run a program until it ends, its time is up, or `is_over`; leave nothing of it."""
+    printed: deque[bytes] = deque(maxlen=1)
+    try:
+        # A pipe of ours, not the process's: what a hook leaves in the background may hold it, and is not waited for.
+        output, printing = os.pipe()
+    except OSError as exc:
+        raise HookError(f"the hook {event} cannot be run: {exc.strerror}") from exc
+    with os.fdopen(output, "rb", buffering=0) as pipe:
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *guarded(argv, is_forking=True),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=printing,
+                stderr=printing,
+                start_new_session=True,
+                **options,
+            )
+        except OSError as exc:
+            raise HookError(f"the hook {event} cannot be run: {exc.strerror}") from exc
+        finally:
+            os.close(printing)
+        reading = asyncio.ensure_future(_read(pipe, printed))
+        ended = asyncio.ensure_future(child.wait())
+        over = asyncio.ensure_future(is_over.wait())
+        try:
+            await asyncio.wait({ended, over}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await asyncio.wait({reading}, timeout=_DRAIN)
+        finally:
+            over.cancel()
+            has_ended = ended.done()
+            await _end(child)
+            for task in (reading, ended):
+                task.cancel()
+            await asyncio.gather(reading, ended, over, return_exceptions=True)
+    if not has_ended:
+        raise HookError(f"the hook {event} took more than {limit:g} s{_said(printed)}")
+    status = ended.result()
     if status != 0:
         what = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
         raise HookError(f"the hook {event} {what}{_said(printed)}")
     return _text(printed)
-
-
-async def _made(
-    spawning: asyncio.Future[asyncio.subprocess.Process], printing: int, event: str
-) -> asyncio.subprocess.Process:
-    """Return the child once it is made; then this process holds its output no more."""
-    try:
-        return await asyncio.shield(spawning)
-    except OSError as exc:
-        raise HookError(f"the hook {event} cannot be run: {exc.strerror}") from exc
-    finally:
-        # A hook that is ended must still learn of a child that was just made, or it would leak.
-        await asyncio.wait({spawning})
-        os.close(printing)
 
 
 async def _read(pipe: IO[bytes], printed: deque[bytes]) -> None:

@@ -60,24 +60,27 @@ def test_a_model_is_loaded_and_unloaded(running: App) -> None:
 
 
 def test_a_removed_model_is_listed_while_its_server_is_there(tmp_path: Path, running: App) -> None:
-    """It is stopped like any other, and cannot be loaded again."""
+    """It is stopped like any other, also where its name has become another's; that one is loaded."""
     assert running.send("POST", f"{SERVERS}/m1/load").json()["state"] == "ready"
     deck = running.deck
 
     async def play() -> None:
         async with deck.board.admit(deck.pipeline.catalog.profiles[0]):
             (tmp_path / "profiles" / "m1.toml").unlink()
+            other = tmp_path / "profiles" / "m3.toml"
+            other.write_text(f'id = "m3"\naliases = ["m1"]\n[server]\nurl = "{running.fake.url}"\n')
             deck.reload()
             answer = await running.client.get(SERVERS, headers=HEADERS)
             [found] = [item for item in answer.json()["servers"] if item["id"] == "m1"]
             assert (found["removed"], found["state"], found["running"]) == (True, "ready", 1)
-            assert (await running.client.post(f"{SERVERS}/m1/load", headers=HEADERS)).status_code == 404
+            loaded = (await running.client.post(f"{SERVERS}/m1/load", headers=HEADERS)).json()
+            assert (loaded["id"], loaded["state"]) == ("m3", "ready")  # the name is an alias now
             answer = await running.client.post(f"{SERVERS}/m1/unload?now", headers=HEADERS)
-            assert (answer.json()["unload"], answer.json()["removed"]) == ("stopped", True)
+            assert (answer.json()["id"], answer.json()["unload"], answer.json()["removed"]) == ("m1", "stopped", True)
 
     running.runner.run(play())
     assert "m1" not in [item["id"] for item in running.send("GET", SERVERS).json()["servers"]]
-    assert running.send("POST", f"{SERVERS}/m1/unload").status_code == 404
+    assert running.send("POST", f"{SERVERS}/m1/unload").json()["id"] == "m3"
 
 
 def test_a_model_is_unloaded_at_once(running: App) -> None:

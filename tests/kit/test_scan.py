@@ -55,6 +55,8 @@ def kinds(text: str, *syntaxes: object) -> str:
         (f"```` {CALL}", "t"),
         ("<tool_call> is a tag", "t"),
         (CALL[:-1], "t"),
+        (f"use `a`\n{CALL}", "tc"),
+        (f"use `\n{CALL}", "tc"),
         (f"<tool_call>{CALL}", "tc"),
     ],
 )

@@ -391,8 +391,8 @@ def test_what_a_start_needed_the_last_time_is_known() -> None:
 
 def test_a_stop_that_is_under_way_when_deck_stops_goes_on_in_order() -> None:
     async def test() -> None:
-        async with stage(memory=4 * GIB) as played:
-            first = await use(played.board, profile("a"))
+        async with stage(memory=5 * GIB) as played:
+            first, other = await use(played.board, profile("a")), await use(played.board, profile("c", memory="1GiB"))
             begun, gate, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
             async def stop(*, grace: float) -> None:
@@ -406,6 +406,7 @@ def test_a_stop_that_is_under_way_when_deck_stops_goes_on_in_order() -> None:
             waiting = asyncio.create_task(use(played.board, profile("b")))
             await begun.wait()
             closing = asyncio.create_task(played.board.close())
+            await until(lambda: other.state is ServerState.STOPPED)  # the others need not wait for it
             with pytest.raises(DeckError, match="shutting down"):
                 await waiting
             assert not closing.done()

@@ -18,7 +18,7 @@ from deck.config import Config
 from deck.contracts import ServerState
 from deck.errors import DeckError, NotRunError
 from deck.profile import Hooks, Profile, ServerSettings
-from deck.servers import check_profile
+from deck.servers import check_profile, hooks
 from deck.servers.hooks import HookError, HookRunner, facts, hook_fault, run_hook
 from deck.servers.launcher import LocalLauncher
 from deck.servers.process import Process
@@ -221,6 +221,34 @@ def test_a_crash_ends_what_still_runs_since_it_was_ready(
         await server.stop(grace=5)
 
     run(main())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_hook_that_is_cancelled_leaves_nothing(tmp_path: Path, loop: str) -> None:
+    """Whenever that is, and however often: no process, no descriptor."""
+
+    async def main() -> None:
+        profile = bare(tmp_path, after_ready=[sys.executable, "-c", "import time\ntime.sleep(60)"])
+        await run_hook(bare(tmp_path, after_ready=["/bin/true"]), "after_ready", {}, os.environ)
+        held = len(os.listdir("/proc/self/fd"))
+        for turn in range(24):
+            work = asyncio.ensure_future(run_hook(profile, "after_ready", {}, os.environ))
+            for _ in range(turn // 2):
+                await asyncio.sleep(0)
+            work.cancel()
+            if turn % 2:
+                await asyncio.sleep(0)
+                work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            async with asyncio.timeout(20):
+                await until(lambda: not hooks._working and len(os.listdir("/proc/self/fd")) <= held)
+
+    before = children()
+    factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+    assert not [pid for pid in children() if pid not in before and is_running(pid)]
 
 
 @pytest.mark.parametrize("turns", range(6))

@@ -479,6 +479,8 @@ def test_who_wants_no_turn_continued_is_told_that_it_is(fields: dict[str, Any], 
             {"reasoning_budget_tokens": 50, "reasoning_budget_message": "so"},
             ["reasoning_budget_tokens", "reasoning_budget_message"],
         ),
+        ({"reasoning_budget_message": "so"}, ["reasoning_budget_message"]),
+        ({"chat_template_kwargs": {"preserve_thinking": True}}, []),
         ({"enable_thinking": False}, []),
         ({"reasoning_effort": "none"}, []),
     ],
@@ -487,4 +489,5 @@ def test_thinking_that_a_begun_answer_leaves_no_room_for_is_named(fields: dict[s
     """Each field by the client's own path; a message for the end of a budget goes with the budget."""
     sent, report = upstream(body(messages=[user(), {"role": "assistant", "content": "red"}], **fields))
     assert ignored(report) == sorted(named)
+    assert sum(note.kind.value == "ignored" for note in report.notes) == len(named)
     assert not {"reasoning_effort", "reasoning_budget_tokens", "reasoning_budget_message"} & set(sent)
