@@ -263,7 +263,8 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
             message = f"the {who} of {name!r} was stopped before the answer ended"
             return DeckError(ErrorKind.UNAVAILABLE, message, retry_after=2)
     told = f"broke off: {server.reason}" if server.reason else told_break(exc)
-    if server.profile.server.url is not None:  # clients need not know where it is, operators do
-        _log.warning("model %s: the %s at %s %s", name, who, server.profile.server.url, told)
+    elsewhere = server.profile.server.addresses
+    if len(elsewhere) == 1:  # clients need not know where it is, operators do
+        _log.warning("model %s: the %s at %s %s", name, who, elsewhere[0], told)
     kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
     return DeckError(kind, f"the {who} of {name!r} {told}", retry_after=2)
