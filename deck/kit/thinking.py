@@ -121,13 +121,13 @@ class ThinkTags(_TextFilter):
         tags: pairs of an opening and a closing tag.
     """
 
+    _held = _closer = ""
+    _is_after = _has_thought = False
+
     def __init__(self, report: Report, tags: Sequence[tuple[str, str]] = (("<think>", "</think>"),)) -> None:
         super().__init__(report)
         self._tags = tags
-        self._firsts = _firsts(tags)
-
-    _held = _closer = ""
-    _is_after = _has_thought = False
+        self._firsts = _firsts(tuple(tags))
 
     def begin(self) -> None:
         """Start on a new text."""
@@ -213,14 +213,14 @@ class ThinkTags(_TextFilter):
 class _Marked(_TextFilter):
     """A text in which marks say what kind of part follows; `_mark` reads the one that stands at a place."""
 
+    _held = ""
+    _block: PartKind = "text"
+    _is_marked = False
+
     def __init__(self, report: Report, marks: Sequence[str]) -> None:
         super().__init__(report)
         self._marks = tuple(marks)
         self._pattern = re.compile("|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True)))
-
-    _held = ""
-    _block: PartKind = "text"
-    _is_marked = False
 
     def begin(self) -> None:
         """Start on a new text."""

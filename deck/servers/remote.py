@@ -112,9 +112,10 @@ class Remote:
             backend.key = self._key
         if self._state is not ServerState.READY:
             return
+        # The only one is watched no longer, or asked anew until it is known.
         for backend in [*known.values(), *([] if profile.server.urls else self._backends)]:
             self._unwatch(backend)
-        if not profile.server.urls and self._backends[0].is_fresh:
+        if not profile.server.urls and not self._backends[0].is_known:
             self.facts = Facts()  # those of the one before say nothing of it
         for backend in self._backends:
             if backend not in self._watching:
@@ -331,18 +332,9 @@ class Remote:
             await asyncio.gather(*asking, return_exceptions=True)
 
     def _watch(self, backend: Backend) -> None:
-        """Go on asking one of several; the only one is asked once, if it never was."""
-        if self._profile.server.urls:
-            work = self._keep_asking(backend)
-        elif backend.is_fresh:
-            work = self._ask(backend)
-        else:
-            return
-        self._watching[backend] = asyncio.get_running_loop().create_task(work)
-
-    async def _ask(self, backend: Backend) -> None:
-        await backend.ask()
-        self._look()
+        """Go on asking one of several; the only one is asked until it is known, as it is from a start on."""
+        if self._profile.server.urls or not backend.is_known:
+            self._watching[backend] = asyncio.get_running_loop().create_task(self._keep_asking(backend))
 
     def _unwatch(self, backend: Backend) -> None:
         task = self._watching.pop(backend, None)
@@ -358,8 +350,12 @@ class Remote:
                     await backend.wake.wait()
             backend.wake.clear()
             await asyncio.sleep(max(0.0, asked + _LEAST_PAUSE - time.monotonic()))  # many failures, few questions
-            await self._ask(backend)
+            await backend.ask()
             asked = time.monotonic()
+            self._look()
+            if backend.is_known and not self._profile.server.urls:
+                del self._watching[backend]
+                return
 
     def _look(self) -> None:
         """See what has changed: in the servers' states, in their number, in what holds of all."""

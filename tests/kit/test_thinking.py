@@ -145,3 +145,11 @@ def test_a_text_that_cannot_hold_thoughts_passes_as_it_is() -> None:
     made = [piece for event in events for piece in found.feed(event)]
     assert made == events
     assert [piece is event for piece, event in zip(made, events, strict=True)] == [True, True, True, False]
+
+
+def test_tags_may_be_any_sequence() -> None:
+    found = ThinkTags(Report(), [("[A]", "[/A]")])
+    assert [*found.feed(PartStart(0, "text")), *found.feed(PartDelta(0, "[A]x[/A]"))] == [
+        PartStart(0, "reasoning"),
+        PartDelta(0, "x"),
+    ]

@@ -9,6 +9,7 @@ from servers.replicas_support import (
     bounded,
     chat,
     fakes,
+    gone,
     profile_of,
     running,
     states,
@@ -71,4 +72,25 @@ async def test_another_url_is_taken_at_once_while_an_answer_runs() -> None:
         assert not remote._watching
         gate.set()
         assert await running == first.url
+        await remote.stop(grace=0)
+
+
+@bounded
+async def test_another_url_is_asked_until_it_is_known_whatever_is_reloaded_meanwhile() -> None:
+    """Or for ever nothing would be known of its context and its template."""
+    dead = gone()
+
+    def far(url: str, ttl: int) -> Profile:
+        return Profile(id="far", server=ServerSettings(url=url, ttl=ttl, health_interval=0.1))
+
+    async with FakeLlama(n_ctx=512) as first:
+        remote = Remote(far(first.url, 1))
+        await remote.start()
+        for ttl in (2, 3):
+            remote.profile = far(dead, ttl)
+            assert remote._watching
+            assert remote.facts.context is None
+        async with FakeLlama(port=int(dead.rpartition(":")[2]), n_ctx=2048):
+            await until(lambda: remote.facts.context == 2048)
+            assert not remote._watching
         await remote.stop(grace=0)
