@@ -34,8 +34,13 @@ with open(sys.argv[1], "a") as file:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
-            await work
+        try:
+            async with asyncio.timeout(20):
+                await work
+        finally:
+            # asyncio waits for ever for a process that is being made when its loop ends: a failure would be a hang.
+            if others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others, timeout=2)
 
     asyncio.run(limited())
 

@@ -6,9 +6,16 @@ import math
 from typing import Any
 
 import pytest
-from chat_support import OTHER, TOOL, body, changed, ignored, refusal, upstream, user
+from chat_support import OTHER, TOOL, body, changed, ignored, parse, refusal, upstream, user
 
 from deck.api import Facts, Treatment
+from deck.config import Config
+from deck.exchange import Exchange
+from deck.plugins import Plugins
+from deck.profile import Profile
+from deck.serving import NOBODY
+from deck.shaping import Shaper
+from deck_plugins.surfaces.openai_chat import OpenAIChat
 from deck_plugins.surfaces.openai_chat.fields import FIELDS, MESSAGE
 
 
@@ -491,3 +498,12 @@ def test_thinking_that_a_begun_answer_leaves_no_room_for_is_named(fields: dict[s
     assert ignored(report) == sorted(named)
     assert sum(note.kind.value == "ignored" for note in report.notes) == len(named)
     assert not {"reasoning_effort", "reasoning_budget_tokens", "reasoning_budget_message"} & set(sent)
+
+
+@pytest.mark.parametrize("flag", [(), ("--no-prefill-assistant",)])
+def test_a_server_that_continues_no_turn_is_not_said_to(flag: tuple[str, ...]) -> None:
+    profile = Profile.model_validate({"id": "m1", "server": {"model": "/m.gguf", "args": list(flag)}})
+    parsed, report = parse(body(messages=[user(), {"role": "assistant", "content": "red"}], add_generation_prompt=True))
+    exchange = Exchange("x", OpenAIChat(), NOBODY, "s" * 40, 0.0, report=report, profile=profile, parsed=parsed)
+    Shaper(Plugins(Config())).shape(exchange, Facts())
+    assert ignored(report) == ([] if flag else ["add_generation_prompt"])
