@@ -90,6 +90,10 @@ class NotRunError(DeckError):
     """A server was not even run: what was found wrong before costs nothing to look for again."""
 
 
+class UnheardError(DeckError):
+    """A server had ended by itself before it heard of an exchange: the next run of it may be asked instead."""
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> DeckError:
     """Build the error for a field that the client must change."""
     return DeckError(ErrorKind.INVALID_REQUEST, message, param=param, code=code)

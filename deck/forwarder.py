@@ -116,10 +116,14 @@ class Forwarder:
         assert profile is not None
         if order.operation.surface is not None:
             await self._pipeline.complete(exchange)  # a backend is never given a URL to follow
-        profile = self._pipeline.current(profile)
+        await self._pipeline.again(exchange, partial(self._forward, exchange, order, take))
+
+    async def _forward(self, exchange: Exchange, order: Order, take: Taker) -> None:
+        assert exchange.profile is not None
+        profile = self._pipeline.current(exchange.profile)
         credit = self._credit(profile, order.asked)
         async with self._pipeline.board.admit(profile, exchange.principal.name, credit=credit) as server:
-            exchange.granted, exchange.server = self._pipeline.now(), server
+            exchange.granted, exchange.server = exchange.granted or self._pipeline.now(), server
             kind, pieces = self._sent(exchange, order, server)
 
             async def send(to: Server, use: Use | None = None) -> None:

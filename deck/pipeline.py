@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -21,7 +21,7 @@ from deck.canon.request import ChatRequest, Request, TextRequest, are_texts
 from deck.catalog import Catalog
 from deck.contracts import Facts, ParseOptions, Server, ServerState
 from deck.counting import ThoughtCounter, estimate
-from deck.errors import DeckError, ErrorKind, overflow
+from deck.errors import DeckError, ErrorKind, UnheardError, overflow
 from deck.exchange import Exchange, Shaped, note_cut
 from deck.flights import Flights, Taker
 from deck.media import ImageFetcher
@@ -40,6 +40,7 @@ from deck.upstream.client import TEXT, UpstreamClient
 from deck.upstream.failures import MidAnswer
 from deck.upstream.transport import RawResponse
 
+_Result = TypeVar("_Result")
 _LENIENT, _PAGE = "lenient", b"text/html"
 _CHAT_ALONE = ("chat",)
 _GRAMMAR = re.compile(r"grammar|json schema|generate parser", re.IGNORECASE)
@@ -211,6 +212,7 @@ class Pipeline:
         if exchange.catalog is not self.catalog:
             profile = self.current(profile)
         quote = partial(self._fitter.quote, exchange)
+        is_again = False
         while True:
             ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim, quote)
             try:
@@ -228,6 +230,10 @@ class Pipeline:
                     payload = self._placed(exchange, ticket, claim, payload)
                 await self._send_on(exchange, server, shaped, payload, take)
                 return
+            except UnheardError:
+                if is_again or not await self.board.has_ended(server):
+                    raise
+                is_again = True
             finally:
                 exchange.is_owed = False
                 self.board.release(ticket, server)
@@ -369,6 +375,24 @@ class Pipeline:
         Raises:
             DeckError: the request cannot be honoured, or the server failed.
         """
+        return await self.again(exchange, partial(self._count, exchange))
+
+    async def again(self, exchange: Exchange, once: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Do what asks a server, and once more where that had ended by itself before it heard of it.
+
+        Raises:
+            DeckError: what `once` raises.
+        """
+        notes = exchange.report.size
+        try:
+            return await once()
+        except UnheardError:
+            if exchange.server is None or not await self.board.has_ended(exchange.server):
+                raise
+        exchange.report.rewind(notes)
+        return await once()
+
+    async def _count(self, exchange: Exchange) -> tuple[int, bool]:
         assert exchange.profile is not None
         if self._ready(exchange.profile) is not None or exchange.profile.server.load_to_count:
             await self._fetch_images(exchange)

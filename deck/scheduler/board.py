@@ -17,6 +17,7 @@ from deck.contracts import Doing, Launcher, Replica, Replicated, Server, ServerS
 from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
 from deck.scheduler.hold import Admission
+from deck.scheduler.idle import IdleTimers
 from deck.scheduler.models import Models, slots_of
 from deck.scheduler.policy import Policy
 from deck.scheduler.quotes import Quote, Quotes
@@ -30,6 +31,8 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate|cudaMalloc failed
 _DOWN = (ServerState.STOPPED, ServerState.FAILED)
 # A server's memory is looked at no more often than this; seconds.
 _WEIGH = 1.0
+# How long may pass between the last of a server that failed and its end; seconds.
+_MOMENT = 1.0
 _TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
@@ -84,8 +87,8 @@ class Board:
         self._servers: dict[str, Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stops: dict[str, asyncio.Task[None]] = {}
-        self._idle: dict[str, asyncio.TimerHandle] = {}
-        self._idle_since: dict[str, float] = {}
+        self._ends: dict[str, asyncio.Task[None]] = {}
+        self._idle = IdleTimers(policy.running, lambda name, now: self._execute(policy.idle(name, now)))
         self._expiry: tuple[float, asyncio.Handle] | None = None
         self._closing = False
 
@@ -222,7 +225,7 @@ class Board:
             commands = self._policy.release(ticket, asyncio.get_running_loop().time())
             if commands or self._policy.depth:
                 self._execute(commands)
-            self._watch_idle(profile := server.profile)
+            self._idle.watch(profile := server.profile)
             if profile.server.max_rss is not None:
                 self.weigh(server)
 
@@ -296,7 +299,7 @@ class Board:
         server = self._servers.get(profile.id)
         if server is not None and not relaunch:
             server.profile = profile
-            self._renew_idle(server)
+            self._idle.renew(server)
         model, now = self._models.of(profile), asyncio.get_running_loop().time()
         self._execute(self._policy.renew(model, now, is_relaunched=relaunch))
         if relaunch:
@@ -328,6 +331,13 @@ class Board:
         if self.is_stopping(profile):
             await asyncio.wait({self._stops[profile]}, timeout=limit)
 
+    async def has_ended(self, server: Server) -> bool:
+        """Tell, within a moment, whether a server ended by itself: then nobody is sent to it any more."""
+        if self._servers.get(name := server.profile.id) is server and name in self._ends:
+            await asyncio.wait({self._ends[name]}, timeout=_MOMENT)
+            return self._ends[name].done()
+        return True
+
     def _execute(self, commands: Iterable[Command]) -> None:
         self._carry_out(commands)
         self._watch_expiry()
@@ -346,7 +356,7 @@ class Board:
                     if not self._closing:
                         self._spawn(self._start(profile))
                 case Stop(profile=profile):
-                    self._spawn(self._stop(profile, self._servers[profile]), stops=profile)
+                    self._spawn(self._stop(profile, self._servers[profile]), self._stops, profile)
                 case _:
                     assert_never(command)
 
@@ -357,12 +367,14 @@ class Board:
             return
         future.set_result(self._servers[ticket.profile])
 
-    def _spawn(self, work: Coroutine[Any, Any, None], *, stops: str | None = None) -> None:
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], among: dict[str, asyncio.Task[None]] | None = None, name: str = ""
+    ) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if stops is not None:
-            self._stops[stops] = task
+        if among is not None:
+            among[name] = task
 
     async def _start(self, name: str) -> None:
         profile = self._models.profile(name)
@@ -389,13 +401,13 @@ class Board:
         self._on_load(name, loop.time() - began)
         self._load_seconds[name] = loop.time() - began
         _log.info("model %s is ready after %.2f s", name, loop.time() - began)
-        self._spawn(self._watch_end(name, server))
+        self._spawn(self._watch_end(name, server), self._ends, name)
         pool, book = pool_of(server.profile, server.facts), self._book_of(server)
         if pool is not None:
             for ticket, credit in self._quotes.ask(server):
                 self._policy.requote(ticket, credit)
         self._execute(self._policy.started(name, slots_of(server), loop.time(), pool=pool, book=book))
-        self._watch_idle(server.profile)  # whoever wanted it may have left meanwhile
+        self._idle.watch(server.profile)  # whoever wanted it may have left meanwhile
         self._on_up(server)
 
     def _resize(self, name: str, server: Server) -> None:
@@ -422,36 +434,6 @@ class Board:
             _log.exception("model %s could not be stopped in order", name)
         self._execute(self._policy.stopped(name, asyncio.get_running_loop().time()))
 
-    def _watch_idle(self, profile: Profile) -> None:
-        name, ttl = profile.id, profile.server.ttl
-        if not ttl or profile.schedule.pinned or self._closing or self._policy.running(name):
-            return
-        loop = asyncio.get_running_loop()
-        self._idle_since[name] = loop.time()
-        # One lazy timer for each server: to move it with each exchange would cost more than the rest of this.
-        if name not in self._idle:
-            self._idle[name] = loop.call_later(ttl, self._look_idle, name, ttl)
-
-    def _renew_idle(self, server: Server) -> None:
-        """Begin to count the idle time of a server anew: its profile has changed."""
-        timer = self._idle.pop(server.profile.id, None)
-        if timer is not None:
-            timer.cancel()
-        if server.state is ServerState.READY:
-            self._watch_idle(server.profile)
-
-    def _look_idle(self, name: str, ttl: float) -> None:
-        del self._idle[name]
-        if self._policy.running(name):
-            return
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        left = self._idle_since[name] + ttl - now
-        if left > _TICK:
-            self._idle[name] = loop.call_later(left, self._look_idle, name, ttl)
-        else:
-            self._execute(self._policy.idle(name, now))
-
     def _watch_expiry(self) -> None:
         loop = asyncio.get_running_loop()
         if self._expiry is None and not self._policy.is_restless:
@@ -473,8 +455,9 @@ class Board:
     async def close(self) -> None:
         """Refuse who waits and stop every server."""
         self._closing = True
-        for timer in (*self._idle.values(), *(self._expiry or ())[1:]):
-            timer.cancel()
+        self._idle.close()
+        if self._expiry is not None:
+            self._expiry[1].cancel()
         error = DeckError(ErrorKind.UNAVAILABLE, "Deck is shutting down", retry_after=10)
         for future in self._waiting.values():
             if not future.done():

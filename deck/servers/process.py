@@ -51,7 +51,9 @@ _READ = 65536
 _LOOK = 1.0
 _STOPPED_EARLY = "was stopped while it started"
 # How long output may still come after the end of the process, and how long SIGKILL may take.
-_DRAIN, _REAP = 1.0, 10.0
+_DRAIN, _REAP = 0.25, 10.0
+# A process that dies breaks its connections first; how long it may take until its end is known.
+_DYING = 0.5
 
 
 class Process:
@@ -336,8 +338,9 @@ class Process:
             message = f"was not ready after {limit:g} s; see [server] load_timeout in {self.profile.source}"
             raise self._failure(self._told(message)) from None
         except httpx.HTTPError as exc:
-            await self._raise_if_ended()
-            raise self._failure(self._told(f"is ready but does not say what it is: {exc}")) from exc
+            await self._rest(_DYING)
+            what = str(exc) or type(exc).__name__
+            raise self._failure(self._told(f"is ready but does not say what it is: {what}")) from exc
         await self._bring_slots()
         await self._raise_if_ended()
 

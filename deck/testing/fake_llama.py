@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -433,13 +434,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fake-exit", type=int, help="fail as a load does: say so and exit with this code")
     parser.add_argument("--fake-says", help="what it prints first")
     parser.add_argument("--fake-crash", action="store_true", help="crash in the middle of the first answer")
+    parser.add_argument("--fake-shy", action="store_true", help="crash when it is asked what it is")
     parser.add_argument("--fake-stall", action="store_true", help="never end an answer")
     parser.add_argument("--fake-dots", action="store_true", help="print a dot each time that /health answers 503")
     parser.add_argument("--fake-busy", action="store_true", help="take processor time all the while")
+    parser.add_argument("--fake-heir", type=int, help="leave a process that holds its output open for so many seconds")
     parser.add_argument("--fake-deaf", action="store_true", help="ignore SIGTERM")
     options, _ = parser.parse_known_args(argv)
     if options.fake_says is not None:
         print(options.fake_says, file=sys.stderr, flush=True)
+    if options.fake_heir is not None:
+        script = f"import time; time.sleep({options.fake_heir})"
+        subprocess.Popen([sys.executable, "-S", "-c", script], start_new_session=True)
     if options.fake_exit is not None:
         print(
             f"failed to load model '{options.model}'\nexiting due to model loading error", file=sys.stderr, flush=True
@@ -456,12 +462,13 @@ def _burn() -> None:
 
 async def _run(options: argparse.Namespace) -> None:
     pieces = ["x" * _PIECE] * (options.fake_long // _PIECE) or [f"{word} " for word in options.fake_text.split()]
-    reply = say(*pieces)
+    reply, plain = say(*pieces), say_text(*pieces)
     if options.fake_crash or options.fake_stall:
         act = Act.EXIT if options.fake_crash else Act.STALL
         reply = Reply(steps=(*reply.steps[:2], act))
+        plain = Reply(steps=(*plain.steps[:1], act))
     fake = FakeLlama(
-        [reply],
+        lambda request: reply if request.path == _CHAT else plain,
         host=options.host,
         port=options.port,
         unhealthy=options.fake_unhealthy,
@@ -470,6 +477,10 @@ async def _run(options: argparse.Namespace) -> None:
         n_ctx=options.ctx_size // max(options.parallel, 1),
         slots=max(options.parallel, 1),
         has_dots=options.fake_dots,
+        routes={
+            "/tokenize": lambda request: {"tokens": list(range(len(request.json()["content"].split())))},
+            **({"/props": Reply(steps=[Act.EXIT])} if options.fake_shy else {}),
+        },
     )
     if options.fake_busy:
         threading.Thread(target=_burn, daemon=True).start()

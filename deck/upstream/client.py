@@ -12,7 +12,7 @@ import httpx
 
 from deck import __version__, json
 from deck.contracts import Replicated, Server, ServerState
-from deck.errors import DeckError, ErrorKind
+from deck.errors import DeckError, ErrorKind, UnheardError
 from deck.upstream.breaks import told_break
 from deck.upstream.failures import Refusal, upstream_error
 from deck.upstream.transport import Prepared, RawResponse, Target, TimeLimits, Transport
@@ -266,5 +266,8 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
     elsewhere = server.profile.server.addresses
     if len(elsewhere) == 1:  # clients need not know where it is, operators do
         _log.warning("model %s: the %s at %s %s", name, who, elsewhere[0], told)
-    kind = ErrorKind.UNAVAILABLE if isinstance(exc, httpx.ConnectError) else ErrorKind.UPSTREAM
-    return DeckError(kind, f"the {who} of {name!r} {told}", retry_after=2)
+    message = f"the {who} of {name!r} {told}"
+    if not isinstance(exc, httpx.ConnectError):
+        return DeckError(ErrorKind.UPSTREAM, message, retry_after=2)
+    has_failed = server.state is ServerState.FAILED and not server.profile.server.is_remote
+    return (UnheardError if has_failed else DeckError)(ErrorKind.UNAVAILABLE, message, retry_after=2)

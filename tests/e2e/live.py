@@ -91,9 +91,10 @@ def children(pid: int) -> list[int]:
 def _is_guard(pid: int) -> bool:
     with contextlib.suppress(OSError):  # it has just ended
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if command == [b""]:  # its memory is gone already, and it is no zombie yet
-            return True
-        return len(command) > 3 and command[3].endswith(b"/servers/child.py") and os.getpgid(pid) != pid
+        # Once its memory is gone only its group tells it from a server, which leads one.
+        is_nameless = command == [b""]
+        is_named = len(command) > 3 and command[3].endswith(b"/servers/child.py")
+        return (is_nameless or is_named) and os.getpgid(pid) != pid
     return False
 
 

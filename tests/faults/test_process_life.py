@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_automaton import check
@@ -21,6 +22,7 @@ from e2e.live import until as until_now
 from engine_support import MODEL, needs_engine
 from faults.support import (
     Rig,
+    body,
     bounded,
     client_of,
     configured,
@@ -46,6 +48,18 @@ from deck.testing.frames import content, done, finish, role
 MODES = pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "buffered"])
 
 
+# A request of each kind, by the model that it is for: one that fails again and again is not tried at once.
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "buffered": ("/v1/chat/completions", body("buffered")),
+    "streamed": ("/v1/chat/completions", body("streamed", stream=True)),
+    "raw": ("/v1/completions", {"model": "raw", "prompt": "hi"}),
+    "messages": ("/v1/messages", {**body("messages"), "max_tokens": 9}),
+    "responses": ("/v1/responses", {"model": "responses", "input": "hi"}),
+    "operation": ("/tokenize", {"model": "operation", "content": "one two"}),
+    "count": ("/v1/messages/count_tokens", body("count")),
+}
+
+
 @pytest.fixture(scope="module")
 def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDeck]:
     """A Deck with engines that misbehave, one at a time."""
@@ -62,6 +76,7 @@ def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDeck]:
         "bare": local(tmp / "bare", "bare", binary=str(tmp / "no-such-server")),
         "flagged": local(tmp / "flagged", "flagged", "--no-such-flag").replace("binary =", "#"),
     }
+    profiles |= {model: local(tmp / model, model, "--fake-heir", "2") for model in REQUESTS}
     profiles["flagged"] = re.sub(r'model = ".*"', f'model = "{MODEL}"', profiles["flagged"])
     arguments = configured(tmp, stop_grace="300ms", drain="500ms")
     with live_deck(tmp, *arguments, profiles=profiles, env={"LLAMA_API_KEY": "not-the-childs"}) as deck:
@@ -123,6 +138,24 @@ async def test_an_engine_that_is_killed_while_idle_is_restarted(hosting: LiveDec
         os.kill(engine, signal.SIGKILL)
         await until(lambda: engine not in children(hosting.process.pid))
         await works(client, "good")
+
+
+@pytest.mark.parametrize("model", REQUESTS)
+@bounded
+async def test_a_request_that_a_dead_engine_never_heard_of_is_for_the_next(hosting: LiveDeck, model: str) -> None:
+    """B151: also while Deck does not know of the death; output that another process holds open puts that off."""
+    path, asked = REQUESTS[model]
+    async with client_of(hosting) as client:
+        await works(client, model)
+        [engine, *_] = engines(hosting)
+        os.kill(engine, signal.SIGKILL)
+        await until(lambda: not is_alive(engine))
+        answer = await client.post(path, json=asked)
+        assert answer.status_code == 200, answer.text
+        if model == "streamed":
+            assert check(answer.content).is_done
+        if model == "count":  # an estimate: a count loads nothing
+            assert answer.headers["x-deck-estimate"] == "1"
 
 
 @bounded

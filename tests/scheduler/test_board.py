@@ -100,7 +100,7 @@ def test_a_renewed_profile_s_idle_time_counts_at_once() -> None:
             board = played.board
             await use(board, profile("a", ttl="50ms"))
             board.renew(profile("a", ttl="0"), relaunch=False)
-            assert board._idle == {}
+            assert board._idle._timers == {}
             board.renew(profile("a", ttl="1h"), relaunch=False)
             assert played.up == ["a"]
             board.renew(profile("a", ttl="20ms"), relaunch=False)

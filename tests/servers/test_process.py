@@ -145,6 +145,19 @@ def test_a_failed_load_says_why(run: Run, config: Config, make_profile: MakeProf
     run(main())
 
 
+@pytest.mark.parametrize("others", [(), ("--fake-heir", "2")], ids=["known at once", "known late"])
+def test_one_that_dies_when_it_is_asked_what_it_is_says_of_what(
+    run: Run, config: Config, make_profile: MakeProfile, others: tuple[str, ...]
+) -> None:
+    async def main() -> None:
+        server = Process(make_profile("--fake-shy", *others), config)
+        with pytest.raises(DeckError, match="model 'any' did not start: exited with status 134: "):
+            await server.start()
+        assert server.state is ServerState.FAILED
+
+    run(main())
+
+
 def test_one_that_never_gets_ready_is_ended(run: Run, config: Config, make_profile: MakeProfile) -> None:
     async def main() -> None:
         server = Process(make_profile("--fake-unhealthy", "1000000", load_timeout="800ms"), config)
