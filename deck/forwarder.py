@@ -123,7 +123,7 @@ class Forwarder:
         profile = self._pipeline.current(exchange.profile)
         credit = self._credit(profile, order.asked)
         async with self._pipeline.board.admit(profile, exchange.principal.name, credit=credit) as server:
-            exchange.granted, exchange.server = exchange.granted or self._pipeline.now(), server
+            exchange.granted, exchange.server = self._pipeline.now(), server
             kind, pieces = self._sent(exchange, order, server)
 
             async def send(to: Server, use: Use | None = None) -> None:

@@ -234,6 +234,7 @@ class Pipeline:
                 if is_again or not await self.board.has_ended(server):
                     raise
                 is_again = True
+                exchange.granted = exchange.server = None
             finally:
                 exchange.is_owed = False
                 self.board.release(ticket, server)
@@ -390,6 +391,7 @@ class Pipeline:
             if exchange.server is None or not await self.board.has_ended(exchange.server):
                 raise
         exchange.report.rewind(notes)
+        exchange.granted = exchange.server = None
         return await once()
 
     async def _count(self, exchange: Exchange) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from chat_automaton import ChatStream
 from chat_support import TOOL
-from e2e.live import children, free_port, live_deck
+from e2e.live import children, free_port, is_alive, live_deck
 from faults.support import Rig, bounded, configured, local, reading, remote, until, works
 
 from deck.testing.fake_llama import Act, Reply, Step, say
@@ -27,6 +27,7 @@ def beating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         "single": remote("single", port, parallel=1),
         "hasty": remote("hasty", port, stall_timeout="300ms"),
         "slow": local(tmp / "slow", "slow", "--fake-unhealthy", "9"),
+        "again": local(tmp / "again", "again", "--fake-unhealthy", "9", "--fake-heir", "2"),
         "never": local(tmp / "never", "never", "--fake-unhealthy", "999999", load_timeout="700ms"),
         "mute": local(tmp / "mute", "mute", "--fake-stall"),
     }
@@ -104,6 +105,19 @@ async def test_the_load_is_bridged(beating: Rig) -> None:
         found = await reader.rest()
     assert found.text.startswith("Hello")
     assert beats(found) >= 2
+
+
+@bounded
+async def test_the_next_load_is_bridged_and_shown_where_the_engine_had_died(beating: Rig) -> None:
+    async with beating.client() as client:
+        await works(client, "again")
+        engine, *_ = children(beating.deck.process.pid)
+        os.kill(engine, signal.SIGKILL)
+        await until(lambda: not is_alive(engine))
+        async with reading(client, "again", return_progress=True) as reader:
+            found = await reader.rest()
+    assert found.text.startswith("Hello")
+    assert any("load_progress" in chunk for chunk in found.chunks)
 
 
 @bounded
