@@ -6,6 +6,7 @@ Knows statuses; knows no wire: each surface renders every kind in its own envelo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -148,7 +149,19 @@ def _last_step(found: re.Match[str]) -> str:
 
 def without_paths(error: DeckError) -> DeckError:
     """Return the error as a client may see it who does not operate the host: of the host's paths, their last steps."""
-    message = hide_paths(error.message) if error.kind in _OF_THE_HOST else error.message
+    return _saying(error, hide_paths(error.message) if error.kind in _OF_THE_HOST else error.message)
+
+
+def without_models(error: DeckError, hidden: Iterable[str]) -> DeckError:
+    """Return the error as a client may see it who may not know of some models: what they do stays told."""
+    message = error.message
+    if error.kind is ErrorKind.UNAVAILABLE:
+        for name in hidden:
+            message = message.replace(repr(name), "another model")
+    return _saying(error, message)
+
+
+def _saying(error: DeckError, message: str) -> DeckError:
     if message == error.message:
         return error
     shown = DeckError(

@@ -19,7 +19,7 @@ from deck.body import ClientGone
 from deck.canon.events import Event, Failed
 from deck.config import Config
 from deck.contracts import ExchangeRecord, Route, ServerState, Surface
-from deck.errors import DeckError, ErrorKind, without_paths
+from deck.errors import DeckError, ErrorKind, without_models, without_paths
 from deck.exchange import Exchange
 from deck.http import Receive, Scope, Send, by_name, header, identities
 from deck.operation import Operation
@@ -232,8 +232,7 @@ class Serving(abc.ABC):
     async def _fail(self, error: DeckError) -> None:
         """Answer with the error: its status if nothing was sent yet, else as the stream's end."""
         self._set_failed(error)
-        if not self.exchange.principal.admin:
-            error = without_paths(error)
+        error = self._as_shown(error)
         self.reply.quiet()
         await self.reply.settle()
         if not self.reply.has_started:
@@ -244,6 +243,15 @@ class Serving(abc.ABC):
             await self.reply.end()
         else:
             self.reply.cut()
+
+    def _as_shown(self, error: DeckError) -> DeckError:
+        principal = self.exchange.principal
+        if not principal.admin:
+            error = without_paths(error)
+        if principal.models is None:
+            return error
+        known = self.endpoint._pipeline.board.states()
+        return without_models(error, [name for name in known if not principal.may_use(name)])
 
     async def _cancelled(self) -> None:
         match self.why:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
-from app_support import BODY, CHAT, TOKEN, App, any_error_of, error_of
+from app_support import BODY, CHAT, TOKEN, App, any_error_of, app, error_of
+from faults.support import local
 
 from deck.admin import PUBLIC
 from deck.discovery import NOT_IMPLEMENTED
@@ -229,6 +232,28 @@ class TestLimitedToModels:
 
     def test_explain_is_forbidden_for_another_model(self, deck: App, token: str) -> None:
         error_of(deck.send("POST", "/deck/explain", token=token, json={**BODY, "model": "m2"}), 403)
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["pinned", "in use"])
+def test_a_refusal_names_no_model_that_the_token_may_not_use(tmp_path: Path, is_busy: bool) -> None:
+    hidden = local(tmp_path / "hidden", "hidden") + ("" if is_busy else "\n[schedule]\npinned = true")
+    profiles = {"hidden": hidden, "open": local(tmp_path / "open", "open")}
+    with app(tmp_path, profiles=profiles, queue_wait=0.05) as deck:
+        _, guest = deck.tokens.create("guest", models=["open"])
+        holder = deck.deck.pipeline.catalog.resolve("hidden")
+        assert holder is not None
+
+        async def refused(token: str) -> str:
+            async with deck.deck.board.admit(holder.profile) if is_busy else nullcontext():
+                headers = {"authorization": f"Bearer {token}"}
+                answer = await deck.client.post(CHAT, json={**BODY, "model": "open"}, headers=headers)
+            message: str = error_of(answer, 503)["message"]
+            return message
+
+        assert deck.chat(json={**BODY, "model": "hidden"}).status_code == 200
+        told = deck.runner.run(refused(TOKEN))
+        assert "'hidden'" in told
+        assert deck.runner.run(refused(guest)) == told.replace("'hidden'", "another model")
 
 
 def test_what_observes_deck_is_for_operators(deck: App) -> None:
