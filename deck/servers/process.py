@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +330,7 @@ class Process:
         limit = self.profile.server.load_timeout
         try:
             async with asyncio.timeout(limit), probing(self.address, self._key) as probe:
-                await self._poll(probe)
+                await self._poll(lambda: self._has_loaded(probe))
                 props = await probe.props() or {}
                 self._check_own(props)
                 self._facts = facts_of(props, await self._metadata(probe))
@@ -344,13 +344,18 @@ class Process:
         await self._bring_slots()
         await self._raise_if_ended()
 
-    async def _poll(self, probe: Probe) -> None:
+    async def _has_loaded(self, probe: Probe) -> bool:
+        health = await probe.health()
+        if health is Health.LOADING and self._state is ServerState.STARTING:
+            self._state = ServerState.LOADING
+        return health is Health.READY
+
+    async def _poll(self, is_ready: Callable[[], Awaitable[bool]]) -> None:
+        """Ask until it is ready, no longer than it shows that it is alive."""
         pause = _POLL_FIRST
         looked = time.monotonic()
         pulse = LoadPulse(looked)
-        while (health := await probe.health()) is not Health.READY:
-            if health is Health.LOADING and self._state is ServerState.STARTING:
-                self._state = ServerState.LOADING
+        while not await is_ready():
             await self._rest(pause)
             pause = min(pause * _POLL_GROWTH, _POLL_MOST)
             now = time.monotonic()

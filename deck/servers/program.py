@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +21,7 @@ from deck.servers.listener import listens
 from deck.servers.place import free_port, make_place
 from deck.servers.probe import probing
 from deck.servers.process import Process
-from deck.servers.vitals import LoadPulse
 
-_POLL_FIRST, _POLL_MOST, _POLL_GROWTH = 0.02, 0.25, 1.5
-_LOOK = 1.0
 _PORT, _SOCKET = "{port}", "{socket}"
 
 
@@ -77,7 +73,7 @@ class Program(Process):
         limit = self.profile.server.load_timeout
         try:
             async with asyncio.timeout(limit):
-                await self._poll_listener()
+                await self._poll(self._is_up)
         except TimeoutError:
             stranger = self._stranger()
             message = f"was not ready after {limit:g} s{stranger}; see [server] load_timeout in {self.profile.source}"
@@ -85,18 +81,9 @@ class Program(Process):
         await self._raise_if_ended()
         self._facts = Facts()
 
-    async def _poll_listener(self) -> None:
-        pause = _POLL_FIRST
-        looked = time.monotonic()
-        pulse = LoadPulse(looked)
+    async def _is_up(self) -> bool:
         # Whoever else listens there is not even asked: the key would go with the question.
-        while not (self._listens() and await is_ready(self.address, self.key, self.profile.server.health)):
-            await self._rest(pause)
-            pause = min(pause * _POLL_GROWTH, _POLL_MOST)
-            now = time.monotonic()
-            if now - looked >= _LOOK:
-                looked = now
-                self._check_alive(pulse, now)
+        return self._listens() and await is_ready(self.address, self.key, self.profile.server.health)
 
     def _listens(self) -> bool:
         """Tell whether it lives and may be what listens at its place; where the system does not tell, it may."""
