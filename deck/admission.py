@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from deck import json
 from deck.bounds import least_tokens, most_tokens
 from deck.canon.request import Request, TextRequest
-from deck.contracts import Facts, Server
-from deck.errors import DeckError, ErrorKind, Overrun, overflow
+from deck.contracts import Facts, Server, ServerState
+from deck.errors import DeckError, ErrorKind, Overrun, UnheardError, overflow
 from deck.exchange import Exchange, Shaped
 from deck.normalize.report import Report
 from deck.profile import Profile
@@ -182,6 +182,8 @@ class Fitter:
             known.failures += 1
             return None
         except DeckError as error:
+            if server.state is ServerState.FAILED and not isinstance(error, UnheardError):
+                raise  # it died of this question, and so would its next run
             known.failures += error.kind is ErrorKind.UPSTREAM
             return None  # what is wrong with it, its answer will say
         known.failures = 0

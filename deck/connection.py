@@ -291,7 +291,9 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_later(left, self._expire)
 
     def _refuse(self, status: int, message: str) -> None:
-        if self._turn is None:
+        incoming = self._incoming
+        is_answered = incoming is not None and incoming.is_complete and not incoming.is_whole
+        if self._turn is None and not is_answered:
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
             body = json.dumps({"error": error})
             head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (

@@ -76,6 +76,6 @@ class Continuations:
             return None
         if now > found.until:
             for call in calls:
-                del records[surface, call]
+                records.pop((surface, call), None)
             return None
         return found

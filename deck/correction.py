@@ -62,7 +62,9 @@ def honest(answer: Answer, request: ChatRequest) -> Answer:
         for part in answer.parts
     ]
     has_calls = any(isinstance(part, ToolCall) for part in parts)
-    reason = FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
+    reason = answer.finish.reason
+    if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+        reason = FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
     return replace(answer, parts=tuple(parts), finish=_finish(answer.finish, reason, answer.finish.usage))
 
 

@@ -209,11 +209,11 @@ class Pipeline:
             fit = self._fitter.guess(exchange)
         elif (fit := self._fitter.measure(exchange, loaded)).is_open:
             await self._fitter.count(exchange, loaded, fit)
-        if exchange.catalog is not self.catalog:
-            profile = self.current(profile)
         quote = partial(self._fitter.quote, exchange)
         is_again = False
         while True:
+            if exchange.catalog is not self.catalog:
+                profile = self.current(profile)
             ticket, server = await self.board.acquire(profile, exchange.principal.name, fit.credit, claim, quote)
             try:
                 if exchange.granted is None:  # a second try has queued before
@@ -356,7 +356,7 @@ class Pipeline:
             await self._client.read_schema(server, request.output.schema)
         except DeckError as error:
             # Whatever else the chat route may lack, a template perhaps, is no matter of a raw prompt.
-            if _SCHEMA.search(error.message):
+            if _SCHEMA.search(error.message) or server.state is ServerState.FAILED:
                 raise
 
     def sampling(self, exchange: Exchange) -> Mapping[str, Any]:

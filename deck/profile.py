@@ -137,6 +137,24 @@ class ServerSettings(Table):
             raise ValueError("must be org/repo or org/repo:quant")
         return value
 
+    @field_validator("model", "binary", "command", "args")
+    @classmethod
+    def _can_be_passed(cls, value: Any) -> Any:
+        items = value if isinstance(value, tuple) else (value,)
+        if any("\0" in str(item) for item in items):
+            raise ValueError("may hold no NUL")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _is_environment(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, item in value.items():
+            if not name or "=" in name:
+                raise ValueError(f"{name!r} is no name of a variable")
+            if "\0" in name + item:
+                raise ValueError("may hold no NUL")
+        return value
+
     @field_validator("health")
     @classmethod
     def _is_path(cls, value: str | None) -> str | None:

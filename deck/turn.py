@@ -278,6 +278,8 @@ class Turn:
             self.has_news = False
         if self.is_gone or self.is_complete:
             return {"type": "http.disconnect"}
+        if self.is_whole:
+            self._carrier.resume_reading()  # else nobody would see the client leave
         body = b"".join(self._pieces)
         self._pieces, self.size = [], 0
         return {"type": "http.request", "body": body, "more_body": not self.is_whole}

@@ -114,6 +114,14 @@ def test_an_answer_in_text_is_as_good(played: tuple[App, Model]) -> None:
     assert answer.json()["choices"][0]["finish_reason"] == "stop"
 
 
+def test_an_answer_in_text_that_the_limit_cut_says_so(played: tuple[App, Model]) -> None:
+    running, model = played
+    model.gives(UNKNOWN, say("I can", reason="length"))
+    answer = ask(running, max_tokens=5)
+    assert message(answer)["content"] == "I can"
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("call", [UNKNOWN, NOT_JSON], ids=["unknown", "no JSON"])
 def test_a_call_that_nobody_can_act_on_is_text_in_the_end(played: tuple[App, Model], call: tuple[str, str]) -> None:
     running, model = played

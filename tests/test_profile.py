@@ -143,6 +143,12 @@ _FAULTS = {
     'id = "a"\n[server]\nurls = ["http://${NOPE}"]': "server.urls.0: the environment variable NOPE is not set",
     'id = "a"\n' + _LOCAL + 'health_interval = "1s"': "server: health_interval belongs to url",
     'id = "a"\nfamily = \n': "(at line 2, column 10)",
+    'id = "a"\n' + _LOCAL + 'args = ["-a\\u0000b"]': "server.args: may hold no NUL",
+    'id = "a"\n' + _LOCAL + 'binary = "a\\u0000b"': "server.binary: may hold no NUL",
+    'id = "a"\n[server]\nmodel = "a\\u0000b"': "server.model: may hold no NUL",
+    'id = "a"\n[server]\ncommand = ["a\\u0000b", "{port}"]': "server.command: may hold no NUL",
+    'id = "a"\n' + _LOCAL + 'env = { "A=B" = "x" }': "server.env: 'A=B' is no name of a variable",
+    'id = "a"\n' + _LOCAL + 'env = { A = "x\\u0000" }': "server.env: may hold no NUL",
 }
 
 

@@ -12,7 +12,7 @@ from app_support import BODY, TOKEN, App, app, error_of
 
 from deck.catalog import Catalog
 from deck.contracts import Facts
-from deck.errors import DeckError
+from deck.errors import DeckError, ErrorKind, UnheardError
 from deck.exchange import Exchange
 from deck.profile import Profile
 from deck.reload import Change, compare
@@ -132,6 +132,27 @@ def test_what_was_prepared_before_a_removal_starts_nothing(changing: Changing) -
     with pytest.raises(DeckError, match="the model 'm2' was removed"):
         changing.running.runner.run(deck.pipeline.run(exchange, lambda events: None))
     assert deck.board.server("m2") is None
+
+
+def test_what_is_asked_again_of_a_model_that_was_removed_meanwhile_starts_nothing(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deck = changing.running.deck
+    assert changing.asked("m2") == 200
+    asked = len(changing.running.fake.asked)
+
+    async def post(*args: Any) -> None:
+        raise UnheardError(ErrorKind.UNAVAILABLE, "it had died")
+
+    async def has_ended(server: Any) -> bool:
+        (changing.directory / "m2.toml").unlink()
+        deck.reload()
+        return True
+
+    monkeypatch.setattr(deck.pipeline._client, "post", post)
+    monkeypatch.setattr(deck.board, "has_ended", has_ended)
+    assert changing.asked("m2") == 404
+    assert len(changing.running.fake.asked) == asked
 
 
 def test_what_was_prepared_before_a_change_leaves_nothing_of_it(changing: Changing) -> None:

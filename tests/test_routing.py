@@ -221,7 +221,7 @@ def test_a_record_ends_with_the_grace_and_a_chain_of_them_with_the_longest_time(
     assert found.made(b"c", b"h", "m", 65.0, first.since).until == 110.0
     found.leave("p", "chat", ["one"], first)
     assert found.reclaim("p", "chat", ("one",), 70.0) is first
-    assert found.reclaim("p", "chat", ("one",), 70.1) is None
+    assert found.reclaim("p", "chat", ("one", "one"), 70.1) is None
     assert len(found) == 0
 
 

@@ -407,7 +407,7 @@ class Board:
             for ticket, credit in self._quotes.ask(server):
                 self._policy.requote(ticket, credit)
         self._execute(self._policy.started(name, slots_of(server), loop.time(), pool=pool, book=book))
-        self._idle.watch(server.profile)  # whoever wanted it may have left meanwhile
+        self._idle.renew(server)  # whoever wanted it may have left meanwhile
         self._on_up(server)
 
     def _resize(self, name: str, server: Server) -> None:

@@ -50,10 +50,9 @@ _READ = 65536
 # How often a load is looked at for signs of life.
 _LOOK = 1.0
 _STOPPED_EARLY = "was stopped while it started"
-# How long output may still come after the end of the process, and how long SIGKILL may take.
-_DRAIN, _REAP = 0.25, 10.0
-# A process that dies breaks its connections first; how long it may take until its end is known.
-_DYING = 0.5
+# How long output may come after the end of the process, how long SIGKILL may take, and how long after its connections
+# broke the end of a process may be known.
+_DRAIN, _REAP, _DYING = 0.25, 10.0, 0.5
 
 
 class Process:
@@ -174,7 +173,7 @@ class Process:
         """
         assert self._state in (ServerState.STOPPED, ServerState.FAILED), "started twice"
         self._state, self._reason, self._facts = ServerState.STARTING, None, Facts()
-        self._remedy = self._condemned = self._slots = self._signature = None
+        self._remedy = self._condemned = self._slots = self._signature = self._watch = self._journal = None
         self._began = time.monotonic()
         self._ended.clear()
         try:
@@ -258,7 +257,10 @@ class Process:
         command = [*binary.argv, *self._arguments(binary), *self._slot_arguments(binary)]
         argv = guarded(command, is_forking=self._may_fork)
         env = self._environment()
-        output, printed = os.pipe()
+        try:
+            output, printed = os.pipe()
+        except OSError as exc:
+            raise self._failure(f"cannot be run: {exc.strerror}") from exc
         directory = self.profile.source.absolute().parent
         options: dict[str, Any] = {
             "stdin": asyncio.subprocess.DEVNULL,
@@ -271,14 +273,15 @@ class Process:
         spawning = asyncio.ensure_future(asyncio.create_subprocess_exec(*argv, **options))
         try:
             await asyncio.shield(spawning)
-        except OSError as exc:
-            os.close(output)
+        except (OSError, ValueError) as exc:  # a NUL in an argument is the latter
             raise self._failure(f"cannot be run: {exc}") from exc
         finally:
             # A cancelled start must still learn of a child that was just made, or it would leak.
             await asyncio.wait({spawning})
             os.close(printed)
-            if spawning.exception() is None:
+            if spawning.exception() is not None:
+                os.close(output)
+            else:
                 child = spawning.result()
                 self._pid = child.pid
                 self._watch = asyncio.create_task(self._watched(child, output, self._journal))
@@ -404,8 +407,11 @@ class Process:
         self._signal(signal.SIGKILL)
         if self._watch is not None:
             await asyncio.wait({self._watch}, timeout=_REAP)
-        elif self._place is not None:
-            self._place.release()
+        else:  # nothing was run that would own them
+            if self._place is not None:
+                self._place.release()
+            if self._journal is not None:
+                self._journal.close()
         self._state = ServerState.STOPPED if is_stopped else ServerState.FAILED
         if isinstance(cause, DeckError):
             self._reason = cause.message

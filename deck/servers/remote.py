@@ -93,6 +93,7 @@ class Remote:
         self._shown: dict[Backend, ReplicaState] = {}
         self._slots = 0
         self._turn = 0
+        self._ended = asyncio.Event()
         self._last: OrderedDict[str, str] = OrderedDict()
 
     @property
@@ -202,6 +203,7 @@ class Remote:
             DeckError: `UNAVAILABLE` with what each answered.
         """
         self._state, self._reason = ServerState.STARTING, None
+        self._ended.clear()
         try:
             self._key = self._read_key()
             for backend in self._backends:
@@ -224,14 +226,15 @@ class Remote:
     async def stop(self, *, grace: float) -> None:
         """Use and ask them no longer."""
         self._state = ServerState.STOPPED
+        self._ended.set()
         tasks = list(self._watching.values())
         for backend in list(self._watching):
             self._unwatch(backend)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_ended(self) -> None:
-        """Never return: how a remote server ends is not known here."""
-        await asyncio.get_running_loop().create_future()
+        """Return when it is used no longer; how a remote server itself ends is not known here."""
+        await self._ended.wait()
 
     async def use(self, affinity: str | None, work: Callable[[Use], Awaitable[DeckError | None]]) -> None:
         """Do work with one of the servers; where it could not begin there, with another. Each is tried once.

@@ -116,6 +116,7 @@ class FakeLlama:
         n_ctx: of one slot.
         slots: how many there are.
         has_dots: a dot is printed for each such 503, as for a percent of a load.
+        poison: it says so and ends its process where a body holds this.
         routes: answers to further paths: JSON, as `{"/tokenize": {"tokens": [1]}}`, a `Reply`, or functions that make
             either.
     """
@@ -132,6 +133,7 @@ class FakeLlama:
         n_ctx: int = 4096,
         slots: int = 1,
         has_dots: bool = False,
+        poison: bytes | None = None,
         routes: Mapping[str, Any] | None = None,
     ) -> None:
         self.requests: list[Received] = []
@@ -140,6 +142,7 @@ class FakeLlama:
         self._script = script
         self._served = 0
         self._has_dots = has_dots
+        self._poison = poison
         self._api_key = api_key
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -250,6 +253,9 @@ class FakeLlama:
             writer.close()
 
     async def _answer(self, request: Received, writer: asyncio.StreamWriter) -> None:
+        if self._poison is not None and self._poison in request.body:
+            print(f"poisoned by {request.path}", file=sys.stderr, flush=True)
+            os._exit(134)
         if request.path == "/health":
             status = 503 if self.unhealthy > 0 else 200
             self.unhealthy = max(self.unhealthy - 1, 0)
@@ -434,6 +440,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fake-exit", type=int, help="fail as a load does: say so and exit with this code")
     parser.add_argument("--fake-says", help="what it prints first")
     parser.add_argument("--fake-crash", action="store_true", help="crash in the middle of the first answer")
+    parser.add_argument("--fake-poison", help="crash when a request holds this")
     parser.add_argument("--fake-shy", action="store_true", help="crash when it is asked what it is")
     parser.add_argument("--fake-stall", action="store_true", help="never end an answer")
     parser.add_argument("--fake-dots", action="store_true", help="print a dot each time that /health answers 503")
@@ -477,6 +484,7 @@ async def _run(options: argparse.Namespace) -> None:
         n_ctx=options.ctx_size // max(options.parallel, 1),
         slots=max(options.parallel, 1),
         has_dots=options.fake_dots,
+        poison=options.fake_poison.encode() if options.fake_poison else None,
         routes={
             "/tokenize": lambda request: {"tokens": list(range(len(request.json()["content"].split())))},
             **({"/props": Reply(steps=[Act.EXIT])} if options.fake_shy else {}),

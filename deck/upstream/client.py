@@ -15,7 +15,7 @@ from deck.contracts import Replicated, Server, ServerState
 from deck.errors import DeckError, ErrorKind, UnheardError
 from deck.upstream.breaks import told_break
 from deck.upstream.failures import Refusal, upstream_error
-from deck.upstream.transport import Prepared, RawResponse, Target, TimeLimits, Transport
+from deck.upstream.transport import LostError, Prepared, RawResponse, Target, TimeLimits, Transport
 
 _log = logging.getLogger("deck.upstream")
 _ERROR_LIMIT = 1 << 20
@@ -270,4 +270,5 @@ async def _broken(server: Server, exc: httpx.HTTPError) -> DeckError:
     if not isinstance(exc, httpx.ConnectError):
         return DeckError(ErrorKind.UPSTREAM, message, retry_after=2)
     has_failed = server.state is ServerState.FAILED and not server.profile.server.is_remote
-    return (UnheardError if has_failed else DeckError)(ErrorKind.UNAVAILABLE, message, retry_after=2)
+    is_unheard = has_failed and not isinstance(exc, LostError)
+    return (UnheardError if is_unheard else DeckError)(ErrorKind.UNAVAILABLE, message, retry_after=2)

@@ -49,6 +49,10 @@ class Prepared:
         self.limits = limits
 
 
+class LostError(httpx.ConnectError):
+    """Nobody listens any more; the request may have been heard before, on a connection that was kept alive."""
+
+
 class Transport(httpx.AsyncBaseTransport):
     """Pooled keep-alive connections over TCP, TLS and UNIX sockets; belongs to one event loop.
 
@@ -129,7 +133,7 @@ class Transport(httpx.AsyncBaseTransport):
         except httpx.TransportError:
             if not connection.is_stale:
                 raise
-        connection = await self._pool.open(target, limits, fresh=True)
+        connection = await self._opened_again(target, limits)
         return await connection.exchange(head, body, limits, bodiless=bodiless)
 
     async def upload(
@@ -154,8 +158,15 @@ class Transport(httpx.AsyncBaseTransport):
         except httpx.TransportError:
             if not connection.is_stale:
                 raise
-        connection = await self._pool.open(target, limits, fresh=True)
+        connection = await self._opened_again(target, limits)
         return await connection.exchange_stream(head, _slices(pieces), limits, bodiless=False)
+
+    async def _opened_again(self, target: Target, limits: TimeLimits) -> Connection:
+        """Return a fresh connection for a request that was lost on an older one."""
+        try:
+            return await self._pool.open(target, limits, fresh=True)
+        except httpx.ConnectError as exc:
+            raise LostError(str(exc)) from exc.__cause__
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer httpx's client; the response body is streamed."""

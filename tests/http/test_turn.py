@@ -175,6 +175,61 @@ async def test_after_a_large_body_the_client_is_still_seen_to_leave() -> None:
 
 
 @bounded
+@pytest.mark.parametrize("first", [0, 10], ids=["at once", "in two pieces"])
+async def test_after_a_large_body_that_came_in_pieces_the_client_is_still_seen_to_leave(first: int) -> None:
+    told, bodies = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        turn = scope["deck.turn"]
+        while True:
+            message = await receive()
+            bodies.append(message["body"])
+            if not message["more_body"]:
+                break
+        turn.watch(lambda: told.append(True))
+        await asyncio.Event().wait()
+
+    connection, wire = connected(app)
+    connection.data_received(HEAD.replace(b"4", b"100000") + b"x" * first)
+    await settle()
+    connection.data_received(b"x" * (100_000 - first))
+    await settle()
+    assert sum(map(len, bodies)) == 100_000
+    assert wire.is_reading
+    connection.connection_lost(None)
+    assert told == [True]
+
+
+@bounded
+async def test_what_is_wrong_behind_an_early_answer_gets_no_answer_of_its_own() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await ok(send)
+
+    connection, wire = connected(app)
+    connection.data_received(HEAD.replace(b"Content-Length: 4", b"Transfer-Encoding: chunked") + b"5\r\nhello\r\n")
+    await settle()
+    answered = wire.got
+    assert answered.startswith(b"HTTP/1.1 200 ")
+    connection.data_received(b"zz\r\nnope")
+    assert wire.got == answered
+    assert wire.is_closed
+
+
+@bounded
+async def test_what_is_wrong_behind_a_whole_request_is_answered() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await ok(send)
+
+    connection, wire = connected(app)
+    connection.data_received(GET)
+    await settle()
+    answered = len(wire.got)
+    connection.data_received(b"nonsense\r\n\r\n")
+    assert wire.got[answered:].startswith(b"HTTP/1.1 400 ")
+    assert wire.is_closed
+
+
+@bounded
 @pytest.mark.parametrize("by_short_cut", [True, False])
 async def test_a_stream_is_chunked_and_a_slow_client_is_waited_for(by_short_cut: bool) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -109,6 +109,24 @@ def test_a_renewed_profile_s_idle_time_counts_at_once() -> None:
     run(play())
 
 
+@pytest.mark.parametrize("is_removed", [False, True], ids=["launched anew", "removed and back"])
+def test_the_idle_time_of_a_profile_before_is_forgotten(is_removed: bool) -> None:
+    async def play() -> None:
+        async with stage() as played:
+            board = played.board
+            await use(board, profile("a", ttl="1h"))
+            if is_removed:
+                board.remove("a")
+            else:
+                board.renew(profile("a", ttl="0"), relaunch=True)
+            await until(lambda: played.up == [])
+            await use(board, profile("a", ttl="0"))
+            assert played.up == ["a"]
+            assert board._idle._timers == {}
+
+    run(play())
+
+
 def test_a_renewed_schedule_holds_for_who_waits() -> None:
     async def play() -> None:
         async with stage() as played:

@@ -158,6 +158,55 @@ def test_one_that_dies_when_it_is_asked_what_it_is_says_of_what(
     run(main())
 
 
+@pytest.mark.parametrize("error", [OSError(11, "no more processes"), ValueError("embedded null byte")])
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["waited for", "cancelled"])
+def test_one_that_cannot_be_run_leaves_no_pipe(
+    run: Run,
+    config: Config,
+    make_profile: MakeProfile,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    is_cancelled: bool,
+) -> None:
+    gate = asyncio.Event()
+
+    async def fail(*args: Any, **options: Any) -> None:
+        await gate.wait()
+        raise error
+
+    async def main() -> None:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+        before = set(os.listdir("/proc/self/fd"))
+        server = Process(make_profile(), config)
+        starting = asyncio.ensure_future(server.start())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if is_cancelled:
+            starting.cancel()
+            await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else DeckError):
+            await starting
+        assert len(set(os.listdir("/proc/self/fd")) - before) == 0
+
+    run(main())
+
+
+def test_without_a_pipe_it_is_told_why(
+    run: Run, config: Config, make_profile: MakeProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    async def main() -> None:
+        server = Process(make_profile(), config)
+        monkeypatch.setattr(os, "pipe", fail)
+        with pytest.raises(DeckError, match="'any' did not start: cannot be run: Too many open files"):
+            await server.start()
+
+    run(main())
+
+
 def test_one_that_never_gets_ready_is_ended(run: Run, config: Config, make_profile: MakeProfile) -> None:
     async def main() -> None:
         server = Process(make_profile("--fake-unhealthy", "1000000", load_timeout="800ms"), config)

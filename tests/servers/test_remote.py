@@ -32,8 +32,10 @@ def test_it_is_asked_what_it_is_with_the_key_from_the_environment() -> None:
             assert server.address == Address(host="127.0.0.1", port=fake.port)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(server.wait_ended(), 0.01)
+            waiting = asyncio.ensure_future(server.wait_ended())
             await server.stop(grace=1)
             assert server.state is ServerState.STOPPED
+            await asyncio.wait_for(waiting, 5)  # or whoever waits for it would do so for ever
 
     asyncio.run(main())
 
