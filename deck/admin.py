@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from deck import __version__, discovery, json, query
 from deck.body import read_body
 from deck.canon.request import Part
+from deck.catalog import no_model
 from deck.config import Config
 from deck.contracts import Facts, Surface
 from deck.control import Control, shown_replica
@@ -143,7 +144,8 @@ class Admin:
         name = unquote(path.removeprefix(f"{listed}/"))
         match = self._pipeline.catalog.resolve(name)
         if match is None or not principal.may_use(match.profile.id):
-            raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
+            known = (item.id for item in self._pipeline.catalog.profiles if _LIST_OF[item.kind] == listed)
+            raise no_model(name, filter(principal.may_use, known))
         other = _LIST_OF[match.profile.kind]
         if other != listed:
             message = f"the model {name[:100]!r} is of kind {match.profile.kind}: see /v1{other}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -237,10 +237,10 @@ class Deck:
         if methods is not None:
             handler = methods.get("GET" if method == "HEAD" else method)
             if handler is None:
-                raise _wrong_method(method, path)
+                raise _wrong_method(method, path, methods)
             return await handler(scope, receive, principal)
         if path in self._posts:
-            raise _wrong_method(method, path)
+            raise _wrong_method(method, path, ("POST",))
         raise self._unknown(path)
 
     def _unknown(self, path: str) -> DeckError:
@@ -362,8 +362,9 @@ def _metrics(catalog: Catalog, plugins: Plugins) -> Metrics:
     )
 
 
-def _wrong_method(method: str, path: str) -> DeckError:
-    return DeckError(ErrorKind.METHOD_NOT_ALLOWED, f"{method[:20]} is not allowed on {path[:100]!r}")
+def _wrong_method(method: str, path: str, methods: Iterable[str]) -> DeckError:
+    message = f"{method[:20]} is not allowed on {path[:100]!r}; use {' or '.join(sorted(methods))}"
+    return DeckError(ErrorKind.METHOD_NOT_ALLOWED, message)
 
 
 def _plain(error: DeckError) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import deck
 from deck.canon.value import value
+from deck.errors import DeckError, ErrorKind
 from deck.profile import Kind, Profile, load_profile
 
 # Claude Code appends this to a model's name to ask for a context of a million tokens.
@@ -22,6 +23,13 @@ _SHELF = "models"
 
 class CatalogError(ValueError):
     """Profiles cannot stand beside each other; the message names the files."""
+
+
+def no_model(name: str, known: Iterable[str]) -> DeckError:
+    """Return the error for a name that is none of a model; `known` are those that the client may use there."""
+    listed = ", ".join(sorted(known)) or "none"
+    message = f"no model named {name[:100]!r}; this token may use: {listed}"
+    return DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model", code="model_not_found")
 
 
 @value(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from deck.errors import DeckError
 from deck.loading import StartError, available, load, profile_fault
 from deck.plugins import PluginError, Plugins
 from deck.profile import Profile, ProfileError
-from deck.serve import configuration, serve
+from deck.serve import configuration, serve, token_store
 
 _RAW = argparse.RawDescriptionHelpFormatter
 _FAULTS = (ConfigError, CatalogError, ProfileError, PluginError, StartError, AskError)
@@ -128,7 +128,7 @@ def _run_check(arguments: argparse.Namespace) -> int:
         print(f"warning  {warning}")
     if hosts := (*config.media.allow, *config.media.allow_private):
         print(f"ok       images by URL are fetched from {', '.join(hosts)}")
-    bad = 0
+    bad = _check_state(config)
     for profile in catalog.profiles:
         faults = check_profile(profile, config)
         bad += bool(faults)
@@ -143,6 +143,19 @@ def _run_check(arguments: argparse.Namespace) -> int:
         print("FAILED   no profiles: give a directory with --profiles")
     bad += _check_shelf(plugins)
     return 1 if bad or not catalog.profiles else 0
+
+
+def _check_state(config: Config) -> int:
+    """Check what Deck keeps in its state directory; return how much of that would fail."""
+    from deck.servers.place import state_fault
+
+    found = (state_fault(config.state), token_store(config).fault)
+    for fault in found:
+        if fault is not None:
+            print(f"FAILED   state: {fault}")
+    if not any(found):
+        print(f"ok       state in {config.state}")
+    return sum(fault is not None for fault in found)
 
 
 def _memory_notes(profile: Profile, config: Config) -> list[str]:
@@ -203,7 +216,6 @@ def _explain(commands: Any) -> None:
 
 def _run_explain(arguments: argparse.Namespace) -> int:
     from deck.app import Deck
-    from deck.serve import token_store
     from deck.serving import NOBODY
 
     config = configuration(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ _FOLLOW = 1.0
 _COLUMNS = ("MODEL", "STATE", "RUNNING", "WAITING", "SLOTS", "MEMORY", "NOTE")
 _MIB = 1 << 20
 _NOTE = 80
+_TOKEN = re.compile("[!-~]+")
 
 
 class AskError(Exception):
@@ -218,12 +220,16 @@ def _address(arguments: argparse.Namespace) -> str:
 
 
 def _token(arguments: argparse.Namespace) -> str:
-    if arguments.token_file is not None:
-        try:
-            return str(arguments.token_file.read_text(encoding="utf-8").strip())
-        except OSError as exc:
-            raise AskError(f"{arguments.token_file} cannot be read: {exc.strerror}") from exc
-    token = os.environ.get("DECK_TOKEN", "")
-    if not token:
+    file: Path | None = arguments.token_file
+    try:
+        token = (os.environ.get("DECK_TOKEN", "") if file is None else file.read_text(encoding="ascii")).strip()
+    except OSError as exc:
+        raise AskError(f"{file} cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError:
+        token = " "  # whatever it is, it is no token
+    if file is None and not token:
         raise AskError("no token: put an admin token into DECK_TOKEN, or name a file with --token-file")
+    if not _TOKEN.fullmatch(token):
+        where = file if file is not None else "DECK_TOKEN"
+        raise AskError(f"{where} holds no token: expected one line of letters, digits and punctuation")
     return token

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deck.errors import DeckError, ErrorKind
 from deck.tokens import Entry, TokenStore, parse_duration
 
 _RAW = argparse.RawDescriptionHelpFormatter
@@ -154,7 +155,10 @@ def _run_create(arguments: argparse.Namespace) -> int:
 
 
 def _run_list(arguments: argparse.Namespace) -> int:
-    rows = [_COLUMNS, *(_row(entry, time.time()) for entry in _store(arguments).entries())]
+    store = _store(arguments)
+    if store.fault is not None:
+        raise DeckError(ErrorKind.INTERNAL, f"{store.fault}; repair or remove it")
+    rows = [_COLUMNS, *(_row(entry, time.time()) for entry in store.entries())]
     if len(rows) == 1:
         print("no tokens yet; make one with: deck token create NAME", file=sys.stderr)
         return 0

@@ -247,7 +247,7 @@ class ParseOptions:
     Args:
         lenient: unknown fields and refused hints are removed and reported, not refused.
         template_kwargs: template variables a client may set.
-        operation: the route's.
+        operation: the route's; `count` = nothing is generated, so that only what the prompt is made of has an effect.
         headers: those request headers that the surface asked for by `Surface.header_names`, by lower-case name.
         remove_attribution: take out lines of a system prompt that change with every request and say only who sent it.
         remote_images: an http(s) URL of an image may be passed on; Deck fetches it under the operator's rules.

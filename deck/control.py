@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from deck import query
+from deck.catalog import no_model
 from deck.contracts import Replica, ServerState
 from deck.errors import DeckError, ErrorKind, invalid
 from deck.http import Receive, Scope, normal_path
@@ -126,7 +127,7 @@ class Control:
         if may_leave and (profile is None or profile.id != name):  # what has this very name goes before an alias
             profile = next((item for item in self._leaving() if item.id == name), profile)
         if profile is None:
-            raise DeckError(ErrorKind.MODEL_NOT_FOUND, f"no model named {name[:100]!r}", param="model")
+            raise no_model(name, (item.id for item in self._pipeline.catalog.profiles))
         return profile
 
     async def _load(self, scope: Scope, receive: Receive) -> Answer:

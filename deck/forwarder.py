@@ -83,6 +83,7 @@ class Forwarder:
         """Have a surface read the body: the operation is about a request of that wire."""
         assert operation.surface is not None
         exchange.surface = self._pipeline.plugins.surfaces[operation.surface]
+        exchange.operation = "count"  # nothing is generated
         self._pipeline.prepare(exchange, json.loads_request(content))
         return Order(operation=operation, asked=Asked(fields={}))
 

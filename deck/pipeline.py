@@ -18,7 +18,7 @@ from deck import json
 from deck.admission import Fitter
 from deck.canon.events import Event, Failed
 from deck.canon.request import ChatRequest, Request, TextRequest, are_texts
-from deck.catalog import Catalog
+from deck.catalog import Catalog, no_model
 from deck.contracts import Facts, ParseOptions, Server, ServerState
 from deck.counting import ThoughtCounter, estimate
 from deck.errors import DeckError, ErrorKind, UnheardError, overflow
@@ -175,9 +175,7 @@ class Pipeline:
 
     def _no_model(self, name: str, principal: Principal, kinds: Collection[str]) -> DeckError:
         known = [item.id for item in self.catalog.profiles if item.kind in kinds and principal.may_use(item.id)]
-        listed = ", ".join(sorted(known)) or "none"
-        message = f"no model named {name[:100]!r}; this token may use: {listed}"
-        return DeckError(ErrorKind.MODEL_NOT_FOUND, message, param="model", code="model_not_found")
+        return no_model(name, known)
 
     def remember(self, exchange: Exchange, calls: list[str]) -> None:
         """Take note of the calls that an exchange was answered with."""

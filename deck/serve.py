@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import logging
 import math
 import os
 import signal
@@ -26,6 +27,8 @@ from deck.connection import Connection
 from deck.loading import StartError, load
 from deck.tokens import TokenStore
 
+_log = logging.getLogger("deck.serve")
+_REPAIR = "repair or remove it"
 _BACKLOG = 2048
 _GC_THRESHOLDS = (5000, 20, 20)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -96,6 +99,10 @@ def serve(arguments: argparse.Namespace) -> int:
     logs.configure(config.log_level, sys.stderr, secrets=[os.environ.get("DECK_TOKEN", "")])
     plugins, catalog = load(config)
     tokens = token_store(config)
+    if tokens.fault is not None:
+        if tokens.admits_nobody:
+            raise StartError(f"{tokens.fault}, so nobody could be let in; {_REPAIR}, or give a token by DECK_TOKEN")
+        _log.error("%s, so that only DECK_TOKEN lets anybody in; %s", tokens.fault, _REPAIR)
     deck = Deck(config, catalog, plugins, tokens, observers=[logs.ExchangeLog()])
     settings = uvicorn.Config(
         deck,

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -107,6 +107,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
+_ANY = "*"
 _LISTS = ("tuple_type", "list_type", "set_type", "frozen_set_type")
 
 
@@ -132,8 +133,8 @@ def faults(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 def _nearest_key(path: list[str], model: type[BaseModel]) -> str:
     keys = _keys(model)
-    siblings = [key for key in keys if key.rpartition(".")[0] == ".".join(path[:-1])]
-    by_tail = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    siblings = [key for key in keys if _is_beside(key.split("."), path)]
+    by_tail = {key.rpartition(".")[2]: key for key in reversed(keys) if _ANY not in key}
     if path[-1] not in by_tail:
         close = nearest(path[-1], [key.rpartition(".")[2] for key in siblings])
         if close:
@@ -141,6 +142,10 @@ def _nearest_key(path: list[str], model: type[BaseModel]) -> str:
         found = difflib.get_close_matches(path[-1], list(by_tail), n=1, cutoff=0.6)
         return f" (did you mean {by_tail[found[0]]!r}?)" if found else ""
     return f" (did you mean {by_tail[path[-1]]!r}?)"
+
+
+def _is_beside(key: list[str], path: list[str]) -> bool:
+    return len(key) == len(path) and all(one in (_ANY, other) for one, other in zip(key[:-1], path, strict=False))
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -152,4 +157,7 @@ def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
         own.append(prefix + name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             below += _keys(field.annotation, f"{prefix}{name}.")
+        for table in get_args(field.annotation):  # one for each name that somebody chooses
+            if isinstance(table, type) and issubclass(table, BaseModel):
+                below += _keys(table, f"{prefix}{name}.{_ANY}.")
     return own + below

@@ -115,9 +115,11 @@ class TokenStore:
         self._entries: tuple[Entry, ...] = ()
         self._known: tuple[_Known, ...] = self._fixed
         self._signature: Signature | None = None
-        self._is_broken = False
+        self._fault: str | None = None
         self._next_check = clock() + _CHECK_EVERY
+        self._has_read = False
         self._reload()
+        self._has_read = True
 
     def __repr__(self) -> str:
         return f"TokenStore({str(self._path)!r}, {len(self._known)} tokens)"
@@ -128,9 +130,19 @@ class TokenStore:
         return self._path.parent
 
     @property
+    def fault(self) -> str | None:
+        """Why the file cannot be used, None = it can, or is not there; the tokens known before stay in force."""
+        return self._fault
+
+    @property
     def is_empty(self) -> bool:
-        """Whether there is no token at all, as before the first start; a file that cannot be read is not empty."""
-        return not self._known and not self._is_broken
+        """Whether there is no token at all, as before the first start; a file that cannot be used is not empty."""
+        return not self._known and self._fault is None
+
+    @property
+    def admits_nobody(self) -> bool:
+        """Whether no token is in force."""
+        return not self._known
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the tokens of the file, in the order they were made."""
@@ -218,9 +230,9 @@ class TokenStore:
         except FileNotFoundError:
             signature = None
         except OSError as exc:
-            if not self._is_broken:
-                _log.error("%s cannot be read: %s; the tokens known before stay in force", self._path, exc.strerror)
-            self._is_broken, self._signature = True, _UNREADABLE
+            if self._fault is None:
+                self._spoil(f"{self._path} cannot be read: {exc.strerror}")
+            self._signature = _UNREADABLE
             return
         if signature == self._signature:
             return
@@ -228,12 +240,16 @@ class TokenStore:
         try:
             entries = _read(self._path)
         except DeckError as error:
-            self._is_broken = True
-            _log.error("%s; the tokens known before stay in force", error.message)
+            self._spoil(error.message)
             return
-        self._is_broken = False
+        self._fault = None
         self._entries = entries
         self._known = (*self._fixed, *(_known(entry) for entry in entries))
+
+    def _spoil(self, fault: str) -> None:
+        self._fault = fault
+        if self._has_read:  # else whoever made this store says so, in his own words
+            _log.error("%s; the tokens known before stay in force", fault)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[tuple[Entry, ...]]:

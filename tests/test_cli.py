@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,39 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class TestCheck:
+    @pytest.fixture(autouse=True)
+    def state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where nobody else keeps anything."""
+        state = tmp_path / "state"
+        monkeypatch.setenv("DECK_STATE", str(state))
+        monkeypatch.delenv("DECK_TOKEN", raising=False)
+        return state
+
+    def test_a_state_directory_is_looked_at_and_not_made(
+        self, tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["check", *profiles(tmp_path, remote())]) == 0
+        assert f"ok       state in {state}" in capsys.readouterr().out
+        assert not state.exists()
+
+    @pytest.mark.parametrize("name", ["", "logs", "run", "tokens.json"])
+    def test_a_state_directory_that_cannot_be_used_is_found(
+        self, tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str], name: str
+    ) -> None:
+        (state / name).parent.mkdir(exist_ok=True)
+        (state / name).write_text("no directory, nor JSON", encoding="utf-8")
+        assert cli.main(["check", *profiles(tmp_path, remote())]) == 1
+        shown = capsys.readouterr().out
+        assert f"FAILED   state: {state / name} is no" in shown
+
+    def test_a_state_directory_that_cannot_be_written_is_found(
+        self, tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        state.mkdir()
+        monkeypatch.setattr(os, "access", lambda path, mode: path != state)  # to root every directory is open
+        assert cli.main(["check", *profiles(tmp_path, remote())]) == 1
+        assert f"{state} cannot be written; choose another place with --state" in capsys.readouterr().out
+
     def test_all_good(self, tmp_path: Path, binary: Path, capsys: pytest.CaptureFixture[str]) -> None:
         local = f'id = "m2"\n[server]\nmodel = "{tmp_path}/any.gguf"\nbinary = "{binary}"\nctx_size = 4096\n'
         assert cli.main(["check", *profiles(tmp_path, remote(), local)]) == 0
@@ -189,6 +223,7 @@ class TestCheck:
         ("prot = 1", "prot: unknown key (did you mean 'port'?)"),
         ("body_limt = 1", "body_limt: unknown key (did you mean 'body_limit'?)"),
         ("[admin]\npublic_metric = true", "admin.public_metric: unknown key (did you mean 'public_metrics'?)"),
+        ("[lanes.chat]\nserail = true", "lanes.chat.serail: unknown key (did you mean 'serial'?)"),
         ('port = "x"', "port: "),
         ("port = ", "deck.toml"),
     ],
@@ -278,6 +313,17 @@ class TestToken:
         assert len(warned) == 1
         assert warned[0].endswith("has the id 'm9'")
 
+    def test_a_file_that_cannot_be_used_is_not_shown_as_empty(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "state").mkdir()
+        (tmp_path / "state" / "tokens.json").write_text('{"tok', encoding="utf-8")
+        for command in (["list"], ["create", "a"], ["revoke", "a"]):
+            assert self.run(tmp_path, *command) == 1
+            out, err = capsys.readouterr()
+            assert out == ""
+            assert "tokens.json is not JSON" in err
+
     def test_a_name_that_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.run(tmp_path, "create", "laptop") == 0
         capsys.readouterr()
@@ -335,6 +381,22 @@ def test_a_token_of_the_environment_is_not_kept(tmp_path: Path) -> None:
         assert "$DECK_TOKEN" in deck.logged()
         assert deck.token not in deck.logged()
         assert not (deck.state / "tokens.json").exists()
+
+
+def test_a_start_that_could_let_nobody_in_is_refused(tmp_path: Path) -> None:
+    import subprocess
+
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "tokens.json").write_text('{"tok', encoding="utf-8")
+    command = [sys.executable, "-m", "deck", "serve", "--port", str(free_port()), "--state", str(state)]
+    env = {name: item for name, item in os.environ.items() if name != "DECK_TOKEN"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=env)
+    assert ran.returncode == 1
+    assert "tokens.json is not JSON" in ran.stderr
+    assert "repair or remove it, or give a token by DECK_TOKEN" in ran.stderr
+    with live_deck(tmp_path) as deck:  # it has one by DECK_TOKEN
+        assert "so that only DECK_TOKEN lets anybody in" in deck.logged()
 
 
 def test_a_port_in_use_ends_serve_with_status_1(tmp_path: Path) -> None:

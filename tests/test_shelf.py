@@ -148,10 +148,10 @@ def test_check_looks_at_what_is_not_enabled_too(
 ) -> None:
     operator.mkdir()
     (operator / "r.toml").write_text('id = "r"\n[server]\nurl = "http://127.0.0.1:9"\n', encoding="utf-8")
-    assert cli.main(["check", "--profiles", str(operator)]) == 0
+    assert cli.main(["check", "--profiles", str(operator), "--state", str(operator / "state")]) == 0
     assert "ok       profiles not enabled: 1" in capsys.readouterr().out
     (generic_shelf / "models" / "m1.toml").write_text(BROKEN, encoding="utf-8")
-    assert cli.main(["check", "--profiles", str(operator)]) == 1
+    assert cli.main(["check", "--profiles", str(operator), "--state", str(operator / "state")]) == 1
     shown = capsys.readouterr().out
     assert "temprature (did you mean 'temperature'?)" in shown
     assert "--port may not be in [server] args" in shown
@@ -161,7 +161,7 @@ def test_check_says_what_would_be_downloaded(
     operator: Path, generic_shelf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["profiles", "enable", "m1", "--profiles", str(operator)])
-    cli.main(["check", "--profiles", str(operator)])
+    cli.main(["check", "--profiles", str(operator), "--state", str(operator / "state")])
     assert "llama-server downloads org/repo:q4" in capsys.readouterr().out
 
 

@@ -204,6 +204,9 @@ def test_a_broken_file_at_the_start_admits_nobody_and_is_not_empty(path: Path) -
     path.write_bytes(b"{")
     store = TokenStore(path, None)
     assert not store.is_empty
+    assert store.admits_nobody
+    assert store.fault is not None
+    assert str(path) in store.fault
     assert who(store, "x") is None
 
 

@@ -91,8 +91,10 @@ class Fold:
         self._open = None
         if start.kind == "tool_call":
             self._parts.append(ToolCall(start.tool_id, start.tool_name, text))
+        elif start.kind == "text" and (text or logprobs):
+            self._parts.append(Text(text))
         elif text:
-            self._parts.append(Text(text) if start.kind == "text" else Reasoning(text))
+            self._parts.append(Reasoning(text))
         else:
             return
         self._logprobs_of.append(logprobs)

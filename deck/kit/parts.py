@@ -34,6 +34,21 @@ class PartWriter:
             self._open = kind
         self.events.append(PartDelta(self._count, text, logprobs, timings))
 
+    def rest(self, kind: PartKind, logprobs: tuple[Mapping[str, Any], ...], *, is_last: bool = False) -> bool:
+        """Add the logprobs of tokens that show no text to the open part, at the end of an answer to one of their own.
+
+        Returns:
+            False = none of that kind is open, and they wait for the next part.
+        """
+        if self._open != kind:
+            if not is_last:
+                return False
+            self.close()
+            self.events.append(PartStart(self._count, kind))
+            self._open = kind
+        self.events.append(PartDelta(self._count, "", logprobs))
+        return True
+
     def pass_on(self, kind: PartKind, event: PartDelta) -> bool:
         """Add a piece of text as it is where it is of the open part, else to one of its kind; tell which it was."""
         if self._open == kind and self._count == event.index:

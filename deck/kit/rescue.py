@@ -93,6 +93,8 @@ class Rescue:
                 self._end()
             case Finish():
                 self._settle(event.reason)
+                if self._logprobs:
+                    self._writer.rest("text", self._logprobs, is_last=True)
                 self._writer.close()
                 yield from self._writer.taken()
                 yield self._finish(event)
@@ -162,8 +164,11 @@ class Rescue:
             self._take(pieces)
             if left:
                 self._notes.cut(len(left))
+                self._logprobs = ()
             return
         self._take(self._scan.end())
+        if self._logprobs and self._writer.rest(self._kind, self._logprobs):
+            self._logprobs = ()
 
     def _settle(self, reason: FinishReason | None) -> None:
         """Settle all that is held back; what follows is another part, or the end of the answer."""

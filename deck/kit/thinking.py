@@ -48,16 +48,25 @@ class _TextFilter(abc.ABC):
                     self._fresh = event
                     return ()
             case PartEnd():
-                if self._kind == "text" and event.index != self._passes:
-                    self.end()
-                self._writer.close()
+                self._end_part(event)
             case Failed():
                 if self._kind == "text":
                     self.end()  # what is open stays open, being incomplete
                 return [*self._writer.taken(), event]
+            case Finish() if self._logprobs:
+                self._writer.rest("text", self._logprobs, is_last=True)
+                self._writer.close()
+                return [*self._writer.taken(), event]
             case Start() | Progress() | Finish():
                 return [*self._writer.taken(), event] if self._writer.events else (event,)
         return self._writer.taken()
+
+    def _end_part(self, event: PartEnd) -> None:
+        if self._kind == "text" and event.index != self._passes:
+            self.end()
+        if self._logprobs and event.index != self._passes and self._writer.rest(self._kind, self._logprobs):
+            self._logprobs = ()
+        self._writer.close()
 
     def is_plain(self, beginning: str) -> bool:
         """Tell whether a text that begins so is certainly let through as it is, whatever follows."""
@@ -75,12 +84,17 @@ class _TextFilter(abc.ABC):
     def _delta(self, event: PartDelta) -> None:
         if self._kind == "tool_call":
             self._writer.more_of_call(event.text, event.timings)
-        elif self._kind == "reasoning" or (self._is_plain and not self._logprobs):
+            return
+        is_plain = self._kind == "reasoning" or self._is_plain
+        if is_plain and event.text and not self._logprobs:
             if self._writer.pass_on(self._kind, event):
                 self._passes = event.index
+            return
+        self._logprobs += event.logprobs
+        self._timings = event.timings or self._timings
+        if is_plain:
+            self.write(self._kind, event.text)
         else:
-            self._logprobs += event.logprobs
-            self._timings = event.timings or self._timings
             self.more(event.text)
 
     def write(self, kind: PartKind, text: str) -> None:

@@ -11,6 +11,7 @@ import re
 import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -20,11 +21,12 @@ try:
 except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
-_LOCK = ".lock"
+_LOCK, _UNNAMED = ".lock", ".new"
 _SUFFIX = ".sock"
 _OWNED = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.sock$")
 _TEMPORARY = "deck-"
 _MOST_RECORDS = 10_000
+_MAKING = 60.0
 
 
 class Claim:
@@ -46,13 +48,18 @@ class Claim:
         self.directory.chmod(0o700)
         self._path = self.directory / f"{self.id}{_LOCK}"
         # Locked before it has its name, or another Deck's sweep could take it for one of the dead.
-        unnamed = self._path.with_suffix(".new")
+        unnamed = self._path.with_suffix(_UNNAMED)
         handle = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file: BinaryIO | None = os.fdopen(handle, "r+b", buffering=0)
-        if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        self._file.write(f"{os.getpid()}\n".encode())
-        unnamed.rename(self._path)
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            self._file.write(f"{os.getpid()}\n".encode())
+            unnamed.rename(self._path)
+        except OSError:
+            unnamed.unlink(missing_ok=True)
+            self._file.close()
+            raise
 
     def socket_name(self, slug: str) -> str:
         """Return a new file name for a socket of the model of that slug."""
@@ -87,6 +94,10 @@ class Claim:
                     continue
                 removed += sum(map(_clear, _temporaries(file, path.stem)))
                 removed += _remove(path)
+        for path in self.directory.glob(f"*{_UNNAMED}"):
+            with _opened(path) as file:
+                if file is not None and _is_free(file) and _is_old(file):
+                    removed += _remove(path)
         for path in self.directory.glob(f"*{_SUFFIX}"):
             owner = _OWNED.search(path.name)
             # A name without an owner is tried: on a socket of the dead nobody listens.
@@ -125,6 +136,11 @@ def _is_free(file: BinaryIO) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_old(file: BinaryIO) -> bool:
+    """Tell whether a lock without its name cannot be one that a Deck is just making."""
+    return time.time() - os.fstat(file.fileno()).st_mtime > _MAKING
 
 
 def _owner(file: BinaryIO) -> int:

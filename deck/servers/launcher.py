@@ -43,7 +43,12 @@ class LocalLauncher:
             removed = claim.sweep()
             remove_old(self._config.state, time.time())
         except OSError as exc:
-            _log.warning("sockets that a dead Deck left in %s cannot be removed: %s", self._config.state, exc.strerror)
+            _log.warning(
+                "the state directory %s cannot be claimed: %s; what dead Decks left there stays, and another Deck that"
+                " uses it is not noticed; choose another with --state",
+                self._config.state,
+                exc.strerror,
+            )
             return
         if removed:
             _log.info("removed %d files that a dead Deck left in %s", removed, claim.directory)

@@ -18,6 +18,7 @@ from deck.servers.claim import Claim
 # A socket's path holds 104 bytes on macOS, 108 on Linux.
 _LONGEST_PATH = 100
 _SUFFIX = ".sock"
+_DIRECTORIES = ("logs", "empty", "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,12 @@ def make_place(name: str, state: Path, claim: Claim | None = None) -> Place:
     slug = file_name(name)
     # Not `private`: a directory that was there before, as /tmp, stays as its owner wants it.
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = private(state / "logs") / f"{slug}.log"
-    config_home = private(state / "empty")
+    logs, config_home, run = (state / item for item in _DIRECTORIES)
+    log = private(logs) / f"{slug}.log"
+    private(config_home)
     if not hasattr(socket, "AF_UNIX"):
         return Place(address=Address(port=free_port()), log=log, config_home=config_home)
-    directory, temporary = private(state / "run"), None
+    directory, temporary = private(run), None
     if claim is None:
         remove_stale(directory, slug)  # else whoever claimed has swept, and knows whose they are
     # Not the name alone: another Deck on the same state directory may serve the same model.
@@ -65,6 +67,22 @@ def make_place(name: str, state: Path, claim: Claim | None = None) -> Place:
         temporary = claim.temporary() if claim else Path(tempfile.mkdtemp(prefix="deck-"))
         uds = temporary / f"{secrets.token_hex(4)}{_SUFFIX}"
     return Place(address=Address(uds=str(uds)), log=log, config_home=config_home, temporary=temporary)
+
+
+def no_directory(exc: OSError) -> str:
+    """Return what `make_place` raised as a reason with its remedy."""
+    return f"no private directory for its files: {exc.strerror}: {exc.filename}; choose another place with --state"
+
+
+def state_fault(state: Path) -> str | None:
+    """Return why servers could not have their files there, as far as it is plain without writing; None = they can."""
+    for place in (state.absolute(), *(state.absolute() / name for name in _DIRECTORIES)):
+        there = next(path for path in (place, *place.parents) if path.exists())
+        if not there.is_dir():
+            return f"{there} is no directory; choose another place with --state"
+        if not os.access(there, os.W_OK | os.X_OK):
+            return f"{there} cannot be written; choose another place with --state"
+    return None
 
 
 def file_name(name: str) -> str:

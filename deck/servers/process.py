@@ -37,7 +37,7 @@ from deck.servers.command import (
 )
 from deck.servers.hooks import HookError, HookRunner, facts
 from deck.servers.journal import Journal, telling_line
-from deck.servers.place import Place, make_place
+from deck.servers.place import Place, make_place, no_directory
 from deck.servers.probe import Health, Probe, facts_of, probing
 from deck.servers.progress import doing
 from deck.servers.slots import SlotFiles, signature_of
@@ -247,7 +247,7 @@ class Process:
                 limit = self.profile.server.save_limit
                 self._slots = SlotFiles(self.profile.id, self._config.state, limit=limit)
         except OSError as exc:
-            raise self._failure(f"no private directory for its files: {exc}", is_permanent=True) from exc
+            raise self._failure(no_directory(exc), is_permanent=True) from exc
         return binary
 
     async def _spawn(self, binary: Binary) -> None:

@@ -18,7 +18,7 @@ from deck.contracts import Address, Facts
 from deck.profile import Profile
 from deck.servers.command import Binary, setting_faults
 from deck.servers.listener import listens
-from deck.servers.place import free_port, make_place
+from deck.servers.place import free_port, make_place, no_directory
 from deck.servers.probe import probing
 from deck.servers.process import Process
 
@@ -41,7 +41,7 @@ class Program(Process):
         try:
             place = make_place(self.profile.id, self._config.state, self._claim)
         except OSError as exc:
-            raise self._failure(f"no private directory for its files: {exc}", is_permanent=True) from exc
+            raise self._failure(no_directory(exc), is_permanent=True) from exc
         is_socket = any(_SOCKET in item for item in self.profile.server.command)
         self._place = place if is_socket else replace(place, address=Address(port=free_port()))
         return binary

@@ -75,6 +75,7 @@ _STATUSES: Mapping[int, _Verdict] = {
     503: _BUSY,
 }
 _REFUSED = frozenset({401, 403})
+_BATCH = re.compile(r"input \((\d+) tokens\) is too large to process.*batch size: (\d+)", re.DOTALL)
 _LIMITS = re.compile(r"\((\d+) tokens\) exceeds the available context size \((\d+) tokens")
 _PATH = re.compile(
     r"""(?<![\w.:/\\])(?:/|[A-Za-z]:[\\/])(?:[^'"\n]*[/\\])?"""
@@ -98,6 +99,9 @@ def upstream_error(status: int, body: bytes | Mapping[str, Any], *, who: str = "
         return DeckError(ErrorKind.UPSTREAM, f"{who} refused Deck's key ({status})", code="upstream_error")
     message = _message(status, error, who)
     verdict = _judge(status, error.get("type"), message)
+    if found := _BATCH.search(message):
+        what = f"an input of {found[1]} tokens is longer than the {found[2]} that the model takes at a time"
+        message = f"{what}; send shorter ones, or have [server] ctx_size raised ({message})"
     overrun = _overrun(error, message) if verdict is _OVERFLOW else None
     if overrun is not None:
         return overflow(overrun, said=message)

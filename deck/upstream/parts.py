@@ -40,7 +40,9 @@ class Parts:
             self.events.append(PartEnd(self._index))
 
     def finish(self) -> None:
-        """End the open part after whatever still waits for a delta."""
+        """End the open part after whatever still waits for a delta; an answer of nothing but that is a text."""
+        if self.logprobs and self._index < 0:
+            self.open("text")
         if self.kind is not None and self.logprobs:
             self.delta("")
         self.close()

@@ -150,6 +150,17 @@ def test_logprobs_and_token_ids(deck: LiveDeck) -> None:
     assert choice["token_ids"]
 
 
+@pytest.mark.parametrize("budget", [1, 2])
+def test_logprobs_of_an_answer_that_ends_in_its_first_tag(deck: LiveDeck, budget: int) -> None:
+    fields = {"max_tokens": budget, "logprobs": True, "return_token_ids": True, "reasoning_effort": "medium"}
+    choice = post(deck, ask("Hello", **fields)).json()["choices"][0]
+    assert [item["token"] for item in choice["logprobs"]["content"]] == ["<think>"]
+    assert len(choice["token_ids"]) == 1
+    found = check(post(deck, ask("Hello", stream=True, **fields)).content)
+    shown = [chunk["choices"][0]["logprobs"] for chunk in found.chunks if chunk["choices"]]
+    assert [item["token"] for entry in shown if entry for item in entry["content"]] == ["<think>"]
+
+
 def test_overflow_names_both_numbers(deck: LiveDeck) -> None:
     answer = post(deck, ask("alpha bravo charlie " * 9000), 400).json()["error"]
     assert answer["code"] == "context_length_exceeded"

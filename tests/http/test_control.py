@@ -296,6 +296,14 @@ def test_the_commands_say_what_is_missing(
     assert "put an admin token into DECK_TOKEN" in capsys.readouterr().err
     assert cli.main(["ps", "--token-file", str(tmp_path / "none")]) == 1
     assert "cannot be read" in capsys.readouterr().err
+    for wrong in (b"", b"a\nb\n", b"deck x", "dé".encode(), b"\xff"):
+        (tmp_path / "token").write_bytes(wrong)
+        assert cli.main(["ps", "--token-file", str(tmp_path / "token")]) == 1
+        assert f"{tmp_path / 'token'} holds no token" in capsys.readouterr().err
+    monkeypatch.setenv("DECK_TOKEN", "dé")
+    assert cli.main(["ps"]) == 1
+    assert "DECK_TOKEN holds no token" in capsys.readouterr().err
+    monkeypatch.delenv("DECK_TOKEN")
     (tmp_path / "token").write_text("deck-x\n")
     assert cli.main(["ps", "--token-file", str(tmp_path / "token"), "--url", "http://127.0.0.1:1"]) == 1
     assert "no Deck answers at http://127.0.0.1:1" in capsys.readouterr().err

@@ -138,7 +138,9 @@ def test_a_wrong_method_names_the_right_ones(deck: App, method: str, path: str, 
     if method == "HEAD":
         assert (answer.status_code, answer.content) == (405, b"")
     else:
-        assert method in any_error_of(path, answer, 405)["message"]
+        told = any_error_of(path, answer, 405)["message"]
+        assert told.startswith(f"{method} ")
+        assert told.endswith(f"; use {answer.headers['allow'].replace('GET, HEAD', 'GET').replace(', ', ' or ')}")
 
 
 def test_a_preflight_gets_no_cors_headers(deck: App) -> None:

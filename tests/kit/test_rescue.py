@@ -89,6 +89,17 @@ def test_logprobs_of_text_that_was_held_back_come_with_it() -> None:
     assert found == [one, two]
 
 
+def test_logprobs_of_tokens_that_show_nothing_come_at_the_end() -> None:
+    entry = {"token": "<think>"}
+    for text, texts in (("", [""]), ("Hi", ["Hi", ""])):
+        parts = [PartDelta(0, text), PartDelta(0, "", (entry,))]
+        events = run([Start(), PartStart(0, "text"), *parts, PartEnd(0), DONE])
+        deltas = [event for event in events if isinstance(event, PartDelta)]
+        assert [event.text for event in deltas] == texts
+        assert deltas[-1].logprobs == (entry,)
+        assert sum(isinstance(event, PartStart) for event in events) == 1
+
+
 def test_a_cut_call_is_left_out_and_noted() -> None:
     report = Report()
     cut = Finish(FinishReason.LENGTH, Usage(1, 1))

@@ -113,6 +113,19 @@ def test_logprobs_come_with_the_text() -> None:
     assert sum(len(item.logprobs) for item in made if isinstance(item, PartDelta)) == 2
 
 
+def test_the_logprobs_of_tokens_that_show_nothing_come_at_the_end() -> None:
+    """Of an answer that the limit ended in its first tag they are all that there is."""
+    entry, end = {"token": "<think>"}, Finish(FinishReason.LENGTH, Usage(1, 1))
+    begun: list[Event] = [Start(), PartStart(0, "text"), PartDelta(0, "", (entry,)), PartEnd(0)]
+    found = ThinkTags(Report())
+    assert [item for event in [*begun, end] for item in found.feed(event)] == [*begun, end]
+    found = ThinkTags(Report())
+    events = [PartStart(0, "text"), PartDelta(0, "<think>a</think>b"), PartDelta(0, "", (entry,)), PartEnd(0), end]
+    made = [item for event in events for item in found.feed(event)]
+    assert [item.index for item in made if isinstance(item, PartStart)] == [0, 1]
+    assert [item.index for item in made if isinstance(item, PartDelta) and item.logprobs] == [1]
+
+
 def test_the_logprobs_of_tags_that_end_a_text_come_with_the_next() -> None:
     """Also where that text is let through as it is, and without a piece of the first one."""
     entry = {"token": "</think>"}

@@ -46,6 +46,7 @@ def test_embeddings_reach_the_backend_under_its_own_name_and_come_back_under_the
         ({"input": ["a", ""]}, "input[1]"),
         ({"input": ["a", 1]}, "input"),
         ({"input": [1, 2.5]}, "input[0]"),
+        ({"input": [[1, "a"]]}, "input[0][1]"),
         ({"input": [True]}, "input[0]"),
         ({"input": {"content": "x"}}, "input"),
         ({"input": ["x"] * 2049}, "input"),
@@ -284,7 +285,8 @@ def test_the_template_is_asked_for_what_chat_would_send(deck: App, kept: Kept) -
     assert answer.json() == {"prompt": "<hi>"}
     deck.chat(json=body)
     assert sent(deck, "/apply-template").json() == deck.upstream()[-1]
-    assert answer.headers["x-athena-compatibility-ignored"] == "metadata"
+    ignored = "max_completion_tokens, metadata, temperature"
+    assert answer.headers["x-athena-compatibility-ignored"] == ignored, "nothing is generated"
     assert kept.records[0].surface == "apply-template"
 
 
@@ -409,7 +411,9 @@ def test_infilling_streams(tmp_path: Path) -> None:
         ("/tokenize", {"content": ["a", 1.5]}, "content[1]"),
         ("/tokenize", {}, "content"),
         ("/detokenize", {"tokens": "1"}, "tokens"),
-        ("/detokenize", {"tokens": [True]}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1, "a", 2]}, "tokens[1]"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -137,3 +138,27 @@ def test_a_lock_is_not_inherited(tmp_path: Path) -> None:
         other.release()
         assert child.poll() is None
         child.kill()
+
+
+def test_a_lock_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(path: Path, other: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="No space"):
+        Claim(tmp_path)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_lock_without_its_name_goes_once_nobody_can_be_making_it(tmp_path: Path) -> None:
+    claim = Claim(tmp_path)
+    old, new, held = (claim.directory / f"{name}.new" for name in ("old", "new", "held"))
+    for path in (old, new, held):
+        path.touch()
+    for path in (old, held):
+        os.utime(path, (1, 1))
+    with held.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert claim.sweep() == 1
+    assert sorted(claim.directory.glob("*.new")) == [held, new]
+    claim.release()

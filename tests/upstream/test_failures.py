@@ -81,6 +81,14 @@ def test_overflow_is_worded_as_clients_know_it_with_what_llama_server_said() -> 
     )
 
 
+def test_an_input_that_is_too_long_is_told_with_both_numbers_and_a_remedy() -> None:
+    text = "input (900 tokens) is too large to process. increase the physical batch size (current batch size: 512)"
+    assert upstream_error(500, envelope(500, text)).message == (
+        "an input of 900 tokens is longer than the 512 that the model takes at a time;"
+        f" send shorter ones, or have [server] ctx_size raised ({text})"
+    )
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refused_key_is_decks_affair(status: int) -> None:
     error = upstream_error(status, envelope(status, "Invalid API Key", "authentication_error"))

@@ -21,7 +21,7 @@ from deck.api import (
 )
 from deck_plugins.openai_wire import render_error
 
-from .vocabulary import check_ids, is_ids
+from .vocabulary import check_ids, read_ids
 
 _CHAT = {"chat": frozenset[str](), "embedding": frozenset[str](), "rerank": frozenset[str]()}
 _CONTENT = "a string, or an array of texts and token ids"
@@ -43,8 +43,7 @@ def _content() -> FieldType:
 
 def _ids() -> FieldType:
     def check(item: Any, path: str, report: Report) -> Any:
-        if item != [] and not is_ids(item):
-            raise wrong_type(path, "an array of token ids", item)
+        read_ids(item, path, "an array of token ids")
         return item
 
     return FieldType("array", "array of token ids", check)

@@ -33,7 +33,7 @@ from deck.api import (
 )
 from deck_plugins.openai_wire import render_error
 
-from .vocabulary import check_ids, is_ids
+from .vocabulary import check_ids, is_ids, read_ids
 
 # OpenAI's bounds on inputs and on the tokens of one.
 _MOST_INPUTS = 2048
@@ -67,9 +67,9 @@ def _check_input(item: Any, path: str) -> None:
     if isinstance(item, str):
         if not item:
             raise invalid(f"{path}: there is nothing in it to embed", path, "unsupported_value")
-    elif not isinstance(item, list) or (item and not is_ids(item)):
-        raise wrong_type(path, "a string or an array of token ids", item)
-    elif not 0 < len(item) <= _MOST_IDS:
+        return
+    read_ids(item, path, "a string or an array of token ids")
+    if not 0 < len(item) <= _MOST_IDS:
         raise out_of_range(path, f"1 to {_MOST_IDS} token ids", f"{len(item)} of them")
 
 

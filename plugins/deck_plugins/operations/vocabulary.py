@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from deck.api import Facts, invalid
+from deck.api import Facts, invalid, wrong_type
 
 _SHOWN = 1 << 31
 
@@ -13,6 +13,19 @@ _SHOWN = 1 << 31
 def is_ids(item: Any) -> bool:
     """Say whether a value is a row of token ids, of one at least."""
     return isinstance(item, list) and bool(item) and all(type(each) is int for each in item)
+
+
+def read_ids(item: Any, path: str, expected: str) -> None:
+    """Refuse what is no row of token ids, by the first that is none.
+
+    Raises:
+        DeckError: it is something else.
+    """
+    if not isinstance(item, list):
+        raise wrong_type(path, expected, item)
+    for position, each in enumerate(item):
+        if type(each) is not int:
+            raise wrong_type(f"{path}[{position}]", "a token id", each)
 
 
 def check_ids(item: Any, path: str, facts: Facts) -> None:

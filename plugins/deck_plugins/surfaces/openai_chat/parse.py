@@ -30,6 +30,26 @@ _PROTECTED = frozenset({"model", "messages", "tools", "stream", "functions"})
 # What most requests are made of; any other field needs to be looked for.
 _BESIDE_SAMPLING = ("model", "messages", "stream", "stream_options")
 _USUAL = frozenset({*_BESIDE_SAMPLING, *SAMPLING_NAMES})
+# What a prompt is made of; everything else has no effect where nothing is generated.
+_OF_PROMPT = frozenset(
+    {
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "functions",
+        "function_call",
+        "response_format",
+        "guided_json",
+        "json_schema",
+        "grammar",
+        "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
+        *(row.name for row in reasoning.REASONING_FIELDS),
+    }
+)
 _FORWARDED = (
     "timings_per_token",
     "return_progress",
@@ -68,6 +88,8 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     for name in ("model", "messages"):
         if name not in fields.values:
             raise invalid(f"{name} is required", name, "missing_required_parameter")
+    if options.operation == "count":
+        _report_ungenerated(report, fields)
     if _USUAL.issuperset(fields.values) and "service_tier" not in body:
         return _usual(reader, fields, options)
     stream = fields.get("stream", False)
@@ -100,6 +122,12 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
         # llama-server gives the ids of streamed tokens only beside their logprobs.
         request = replace(request, logprobs=0)
     return Parsed(request, reply, fields.paths)
+
+
+def _report_ungenerated(report: Report, fields: Values) -> None:
+    for name in fields.values:
+        if name not in _OF_PROMPT:
+            report.ignored(fields.path(name), "nothing is generated", field=name)
 
 
 def _usual(reader: Reader, fields: Values, options: ParseOptions) -> Parsed:
