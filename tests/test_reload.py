@@ -155,6 +155,29 @@ def test_what_is_asked_again_of_a_model_that_was_removed_meanwhile_starts_nothin
     assert len(changing.running.fake.asked) == asked
 
 
+def test_the_notes_of_what_is_asked_again_stand_once(changing: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
+    deck = changing.running.deck
+    assert changing.asked("m1") == 200
+    exchange = Exchange("x", deck.pipeline.plugins.surfaces["chat"], NOBODY, "s" * 40, 0.0)
+    exchange.report.ignored("before", "it stays")
+    tries = []
+
+    async def once() -> int:
+        exchange.server = deck.board.server("m1")
+        exchange.report.ignored("field", "as it is shaped")
+        tries.append(len(exchange.report.notes))
+        if len(tries) == 1:
+            raise UnheardError(ErrorKind.UNAVAILABLE, "it had died")
+        return 1
+
+    async def has_ended(server: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(deck.board, "has_ended", has_ended)
+    assert changing.running.runner.run(deck.pipeline.again(exchange, once)) == 1
+    assert tries == [2, 2]
+
+
 def test_what_was_prepared_before_a_change_leaves_nothing_of_it(changing: Changing) -> None:
     """It is shaped after the reload, by the profile that it was prepared under; the next one is not."""
     deck = changing.running.deck

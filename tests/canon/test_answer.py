@@ -63,6 +63,14 @@ def test_logprobs_are_those_of_the_whole_and_of_each_part() -> None:
     assert len(answer.part_logprobs) == len(answer.parts)
 
 
+def test_a_text_of_nothing_but_logprobs_is_a_part_and_one_of_nothing_is_none() -> None:
+    """Else they would be nobody's where those of thoughts are left out."""
+    entry = {"token": "<think>"}
+    answer = folded(Start(), PartStart(0, "text"), PartDelta(0, "", (entry,)), PartEnd(0), end())
+    assert (answer.parts, answer.part_logprobs) == ((Text(""),), ((entry,),))
+    assert folded(Start(), *part(0, PartStart(0, "text"), ""), end()).parts == ()
+
+
 def test_what_a_failure_carries_is_what_is_raised() -> None:
     error = DeckError(ErrorKind.CONTEXT_LENGTH, "too long", limits=Overrun(9, 8))
     with pytest.raises(DeckError) as caught:
