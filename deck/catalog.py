@@ -122,7 +122,7 @@ def _directory(directory: Path) -> list[Profile]:
     if not directory.is_dir():
         raise CatalogError(f"{directory}: no such directory of profiles")
     found: dict[str, Profile] = {}
-    for path in sorted(directory.glob("*.toml")):
+    for path in sorted(directory.glob("[!.]*.toml")):  # editors keep locks and copies in hidden files
         profile = load_profile(path)
         other = found.setdefault(profile.id, profile)
         if other is not profile:

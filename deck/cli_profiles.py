@@ -11,6 +11,7 @@ from deck.catalog import Catalog, CatalogError
 from deck.config import Config
 from deck.contracts import Facts
 from deck.loading import StartError, available, load
+from deck.plugins import PluginError
 from deck.profile import Profile, ProfileError
 from deck.serve import configuration
 from deck.settings import nearest
@@ -133,13 +134,18 @@ def enable(profile: Profile, directory: Path, config: Config) -> Path:
         for other in Catalog.load([directory]).profiles:
             if other.id == profile.id:
                 raise StartError(f"{profile.id!r} is enabled already: {other.source}")
-        with path.open("x", encoding="utf-8") as file:
-            file.write(profile.source.read_text(encoding="utf-8"))
+        text = profile.source.read_text(encoding="utf-8")
+        file = path.open("x", encoding="utf-8")
     except OSError as exc:
         raise StartError(f"{path} cannot be written: {exc.strerror}") from exc
     try:
+        with file:
+            file.write(text)
         load(config)
-    except (CatalogError, ProfileError, StartError):
+    except OSError as exc:
+        path.unlink()
+        raise StartError(f"{path} cannot be written: {exc.strerror}") from exc
+    except (CatalogError, ProfileError, PluginError, StartError):
         path.unlink()
         raise
     return path

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import re
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
@@ -200,6 +201,7 @@ def _ask(arguments: argparse.Namespace, method: str, path: str, *, base: str = "
             f"{url.rstrip('/')}{base}{path}",
             headers={"authorization": f"Bearer {_token(arguments)}"},
             timeout=None,
+            trust_env=not _is_here(url),  # no proxy stands between this machine and itself
         )
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise AskError(f"no Deck answers at {url}: {exc}; is it running? Name another with --url") from exc
@@ -207,10 +209,32 @@ def _ask(arguments: argparse.Namespace, method: str, path: str, *, base: str = "
         body = answer.json()
     except ValueError:
         raise AskError(f"what answers at {url} is no Deck") from None
+    error = body.get("error") if isinstance(body, dict) else None
     if answer.status_code != 200:
-        raise AskError(body.get("error", {}).get("message", f"status {answer.status_code}"))
-    found: dict[str, Any] = body
-    return found
+        said = error.get("message") if isinstance(error, dict) else None
+        raise AskError(said if isinstance(said, str) else f"what answers at {url} is no Deck: {answer.status_code}")
+    if not isinstance(body, dict):
+        raise AskError(f"what answers at {url} is no Deck")
+    return _Found(body, url=url)
+
+
+class _Found(dict[str, Any]):
+    """What a Deck answered; what lacks a member that every Deck tells is no Deck."""
+
+    def __init__(self, body: dict[str, Any], *, url: str) -> None:
+        super().__init__(body)
+        self._url = url
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise AskError(f"what answers at {self._url} is no Deck: it tells no {key!r}")
+
+
+def _is_here(url: str) -> bool:
+    host = httpx.URL(url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _address(arguments: argparse.Namespace) -> str:

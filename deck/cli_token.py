@@ -14,6 +14,7 @@ from deck.errors import DeckError, ErrorKind
 from deck.tokens import Entry, TokenStore, parse_duration
 
 _RAW = argparse.RawDescriptionHelpFormatter
+_LONGEST = 100 * 365 * 86400
 _COLUMNS = ("ID", "NAME", "MODELS", "RIGHTS", "COMPATIBILITY", "CREATED", "EXPIRES")
 
 
@@ -109,6 +110,8 @@ def _lifetime(text: str) -> float:
         raise argparse.ArgumentTypeError(str(exc)) from exc
     if seconds < 1:
         raise argparse.ArgumentTypeError("a token lives for a second at least; leave the option out for ever")
+    if seconds > _LONGEST:
+        raise argparse.ArgumentTypeError("a token lives for 100 years at most; leave the option out for ever")
     return seconds
 
 
@@ -188,4 +191,7 @@ def _row(entry: Entry, now: float) -> tuple[str, ...]:
 
 
 def _time(seconds: int) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):  # somebody wrote it there
+        return f"{seconds} s"

@@ -14,13 +14,13 @@ from pydantic import AfterValidator, Field, StrictBool, StringConstraints, Valid
 
 from deck.hosts import read_pattern
 from deck.profile import Compatibility
-from deck.settings import Seconds, Size, Table, faults, nearest, read_toml
+from deck.settings import Seconds, Size, Table, expanded, faults, nearest, read_toml
 
 _DEFAULT_FILE = Path("deck.toml")
 
 
 def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
+    return expanded(path).absolute()
 
 
 Place = Annotated[Path, AfterValidator(_absolute)]
@@ -128,8 +128,13 @@ class Config(Table):
 def default_state(environ: Mapping[str, str]) -> Path:
     """Return where state is kept if nobody says: the XDG state directory."""
     given = environ.get("XDG_STATE_HOME", "")
-    home = Path(given) if given.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".local" / "state"
-    return home / "deck"
+    if given.startswith("/"):
+        return Path(given) / "deck"
+    try:
+        home = Path(environ.get("HOME") or Path.home())
+    except RuntimeError:  # nobody has this number; what cannot be used there is said when it is used
+        home = Path("/")
+    return home / ".local" / "state" / "deck"
 
 
 def _paths(text: str) -> list[str]:
@@ -183,8 +188,15 @@ def _file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
     if file is not None:
         return file
     if environ.get("DECK_CONFIG"):
-        return Path(environ["DECK_CONFIG"]).expanduser()
+        return _home(environ["DECK_CONFIG"], "DECK_CONFIG")
     return _DEFAULT_FILE if _DEFAULT_FILE.is_file() else None
+
+
+def _home(path: str, where: str) -> Path:
+    try:
+        return expanded(path)
+    except ValueError as exc:
+        raise ConfigError(f"{where}: {exc}") from None
 
 
 def _of_file(file: Path) -> dict[str, Any]:
@@ -198,11 +210,11 @@ def _of_file(file: Path) -> dict[str, Any]:
     _validated(values, str(file))
     directory = file.parent.absolute()
     if "state" in values:
-        values["state"] = directory / Path(values["state"]).expanduser()
+        values["state"] = directory / _home(values["state"], f"{file}: state")
     if "profiles" in values:
-        values["profiles"] = [directory / Path(item).expanduser() for item in values["profiles"]]
+        values["profiles"] = [directory / _home(item, f"{file}: profiles") for item in values["profiles"]]
     if "/" in values.get("llama_server", ""):
-        values["llama_server"] = str(directory / Path(values["llama_server"]).expanduser())
+        values["llama_server"] = str(directory / _home(values["llama_server"], f"{file}: llama_server"))
     return values
 
 

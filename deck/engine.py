@@ -41,7 +41,10 @@ def available() -> bool:
 
 
 def _whole(text: str) -> int:
-    return int(text, 10)
+    number = int(text, 10)
+    if not -(1 << 31) <= number < 1 << 32:
+        raise ValueError("it does not fit 32 bits")
+    return number
 
 
 def _words(text: str) -> list[str]:
@@ -394,7 +397,10 @@ def _start(launch: Launch) -> tuple[object, str]:
         for step in path:
             owner = getattr(owner, step)
         kind = ENUMERATIONS.get(target)
-        setattr(owner, name, getattr(getattr(xllamacpp, kind), str(value)) if kind else value)
+        try:
+            setattr(owner, name, getattr(getattr(xllamacpp, kind), str(value)) if kind else value)
+        except OverflowError as exc:
+            raise EngineError(f"{value!r} is more than the engine takes for {name!r}") from exc
     try:
         server = xllamacpp.Server(params)
     except RuntimeError as exc:

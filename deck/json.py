@@ -55,6 +55,31 @@ Raises:
 """
 
 
+def loads_exact(text: str) -> Any:
+    """Decode what a model wrote: integers of any size keep all their digits.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.loads(text, parse_constant=_refuse)
+
+
+def dumps_exact(value: Any) -> str:
+    """Encode what `loads_exact` gave.
+
+    Raises:
+        ValueError: a number is not finite, or a string holds half a surrogate pair.
+        TypeError: a value has no JSON form.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text.encode()
+    return text
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
 def pretty(value: Any) -> str:
     """Encode for people."""
     return orjson.dumps(value, default=_plain, option=orjson.OPT_INDENT_2).decode()

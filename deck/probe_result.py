@@ -132,7 +132,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, datetime.date):
         return value.isoformat()
     # JSON's strings and numbers are TOML's, but for a character that TOML wants escaped.
-    return std_json.dumps(value).replace("\x7f", "\\u007f")
+    return std_json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def with_measured(text: str, table: str) -> str:

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from deck.settings import Frozen, Limit, Name, Seconds, Size, Table, faults, nearest, read_toml
+from deck.settings import Frozen, Limit, Name, Seconds, Size, Table, expanded, faults, nearest, read_toml
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _MOST_URLS = 64
@@ -416,10 +416,17 @@ def _resolve(server: Any, directory: Path, environ: Mapping[str, str]) -> None:
                 for number, item in enumerate(server[key])
             ]
     if isinstance(server.get("model"), str) and server["model"]:
-        server["model"] = str(directory / Path(server["model"]).expanduser())
+        server["model"] = str(directory / _home("server.model", server["model"]))
     binary = server.get("binary")
     if isinstance(binary, str) and "/" in binary:
-        server["binary"] = str(directory / Path(binary).expanduser())
+        server["binary"] = str(directory / _home("server.binary", binary))
+
+
+def _home(key: str, path: str) -> Path:
+    try:
+        return expanded(path)
+    except ValueError as exc:
+        raise ValueError(f"{key}: {exc}") from None
 
 
 def _expanded(text: str, key: str, environ: Mapping[str, str]) -> str:

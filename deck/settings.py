@@ -101,6 +101,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"is not UTF-8 text, byte {exc.start}") from exc
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` and `~user` replaced.
+
+    Raises:
+        ValueError: nobody knows that home directory.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r}: nobody knows that home directory; did you mean '~/…'?") from None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the known name most like `name`, "" when none is."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

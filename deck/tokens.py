@@ -36,8 +36,8 @@ _SHORT = 16
 _log = logging.getLogger("deck.tokens")
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
-Signature = tuple[int, int, int]
-_UNREADABLE: Signature = (-1, -1, -1)
+Signature = tuple[int, int, int, int]
+_UNREADABLE: Signature = (-1, -1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,8 @@ def _known(entry: Entry) -> _Known:
 
 
 def _signature(status: os.stat_result) -> Signature:
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    # The change time too: a new owner or mode may let a file be read that could not be before.
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
 
 def _read(path: Path) -> tuple[Entry, ...]:

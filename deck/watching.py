@@ -27,7 +27,7 @@ def fingerprint(directories: Sequence[Path]) -> Print:
                 for entry in entries:
                     if len(found) >= _MOST_FILES:
                         return frozenset(found)
-                    if entry.name.endswith(".toml"):
+                    if entry.name.endswith(".toml") and not entry.name.startswith("."):
                         status = entry.stat()
                         found.add((entry.path, status.st_size, status.st_mtime_ns))
         except OSError:

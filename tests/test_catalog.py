@@ -81,6 +81,13 @@ def test_a_missing_directory_or_a_broken_profile_is_named(tmp_path: Path) -> Non
         Catalog.load([tmp_path])
 
 
+def test_hidden_files_are_no_profiles(tmp_path: Path) -> None:
+    """Editors keep locks and copies there; a lock is a link to nowhere."""
+    (tmp_path / ".#x.toml").symlink_to("somebody@somewhere.1:2")
+    (tmp_path / ".x.toml").write_text("id = 3", encoding="utf-8")
+    assert Catalog.load([tmp_path]).profiles == ()
+
+
 def test_the_shipped_profiles_load() -> None:
     catalog = Catalog.load([shipped_dir()])
     match = catalog.resolve("local-model")

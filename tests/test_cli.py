@@ -196,6 +196,8 @@ class TestCheck:
             (remote(more="[defaults]\ntemprature = 1"), "temprature (did you mean 'temperature'?)"),
             (remote(more='family = "generik"'), "no family named 'generik'"),
             ("id = \n", "p0.toml"),
+            ('id = "m"\n[server]\nmodel = "~no-such-user/x"\n', "server.model: '~no-such-user/x': nobody knows that"),
+            ('id = "m"\n[server]\nmodel = "x"\nbinary = "~no-such-user/x"\n', "server.binary: '~no-such-user/x'"),
             ('id = "m"\n[server]\nurl = "http://h"\nmodel = "x"\n', "exactly one of model, hf, url, urls and command"),
         ],
     )
@@ -324,6 +326,25 @@ class TestToken:
             assert out == ""
             assert "tokens.json is not JSON" in err
 
+    @pytest.mark.parametrize("time", ["9999999d", "99999999999999999999d"])
+    def test_a_life_that_is_too_long_makes_no_token(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], time: str
+    ) -> None:
+        with pytest.raises(SystemExit):
+            self.run(tmp_path, "create", "a", "--expires", time)
+        assert "100 years at most" in capsys.readouterr().err
+        assert self.run(tmp_path, "list") == 0
+
+    def test_a_time_that_is_none_is_shown_as_it_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.run(tmp_path, "create", "a", "--expires", "30d") == 0
+        file = tmp_path / "state" / "tokens.json"
+        document = json.loads(file.read_text())
+        document["tokens"][0]["expires"] = 10**15
+        file.write_text(json.dumps(document))
+        capsys.readouterr()
+        assert self.run(tmp_path, "list") == 0
+        assert f"{10**15} s" in capsys.readouterr().out
+
     def test_a_name_that_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.run(tmp_path, "create", "laptop") == 0
         capsys.readouterr()
@@ -381,6 +402,34 @@ def test_a_token_of_the_environment_is_not_kept(tmp_path: Path) -> None:
         assert "$DECK_TOKEN" in deck.logged()
         assert deck.token not in deck.logged()
         assert not (deck.state / "tokens.json").exists()
+
+
+def test_a_home_that_nobody_knows_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = profiles(tmp_path, remote())
+    (tmp_path / "deck.toml").write_text('llama_server = "~no-such-user/x"\n', encoding="utf-8")
+    for more in (["--profiles", "~no-such-user"], ["--config", "deck.toml"]):
+        assert cli.main(["check", *where, *more]) == 1
+        assert "'~no-such-user" in capsys.readouterr().err
+    (tmp_path / "deck.toml").unlink()
+    monkeypatch.setenv("DECK_LLAMA_SERVER", "~no-such-user/x")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    local = f'id = "m"\n[server]\nmodel = "{tmp_path}/m.gguf"\n[hooks]\nbefore_start = ["~no-such-user/h"]\n'
+    assert cli.main(["check", *profiles(tmp_path, local)]) == 1
+    shown = capsys.readouterr().out
+    assert "llama-server binary '~no-such-user/x': nobody knows that home directory" in shown
+    assert "~no-such-user/h" in shown
+
+
+def test_without_a_home_a_state_directory_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nobody(*args: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    assert cli.main(["check", *profiles(tmp_path, remote()), "--state", str(tmp_path / "state")]) == 0
 
 
 def test_a_start_that_could_let_nobody_in_is_refused(tmp_path: Path) -> None:

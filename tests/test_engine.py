@@ -197,6 +197,7 @@ def test_a_file_that_is_not_gguf_is_named(tmp_path: Path) -> None:
     ("arguments", "wanted"),
     [
         (["-c", "many"], "'-c' needs a whole number, not 'many'"),
+        (["-b", "99999999999999999999"], "'-b' needs a whole number, not '9"),
         (["-c"], "'-c' needs a value"),
         (["--reasoning", "maybe"], "'--reasoning' needs one of on, off, auto, not 'maybe'"),
         (["--chat-template-kwargs", "[]"], "'--chat-template-kwargs' needs a JSON object, not '[]'"),

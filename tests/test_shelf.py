@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,28 @@ def test_enable_copies_the_file_whole_and_it_is_served(
     assert (operator / "m1.toml").read_text() == (generic_shelf / "models" / "m1.toml").read_text()
     assert cli.main(["profiles", "--profiles", str(operator)]) == 0
     assert "m1  [chat]  family generic" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_no_half_of_a_profile(
+    operator: Path, generic_shelf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    opened = Path.open
+
+    def open_(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        file = opened(self, mode, *args, **options)
+        if mode == "x":
+            file.close()
+            return Full()
+        return file
+
+    monkeypatch.setattr(Path, "open", open_)
+    assert cli.main(["profiles", "enable", "m1", "--profiles", str(operator)]) == 1
+    assert "cannot be written: No space left on device" in capsys.readouterr().err
+    assert list(operator.iterdir()) == []
 
 
 def test_a_model_is_enabled_once(operator: Path, generic_shelf: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,6 +209,29 @@ def test_a_broken_file_at_the_start_admits_nobody_and_is_not_empty(path: Path) -
     assert store.fault is not None
     assert str(path) in store.fault
     assert who(store, "x") is None
+
+
+def test_a_file_that_may_be_read_again_is(
+    store: TokenStore, path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`chmod` and `chown` change no time of the content."""
+    _, token = store.create("laptop")
+    before, opened = os.stat(path), Path.open
+
+    def refuse(self: Path, *args: Any, **options: Any) -> Any:
+        if self == path:
+            raise PermissionError(13, "Permission denied")
+        return opened(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    late = TokenStore(path, None, clock=clock)
+    assert late.fault is not None
+    monkeypatch.setattr(Path, "open", opened)
+    path.chmod(0o400)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    clock.time += 1.0
+    assert name_of(late, token) == "laptop"
+    assert late.fault is None
 
 
 def test_a_removed_file_takes_all_tokens_with_it(store: TokenStore, path: Path, clock: Clock) -> None:

@@ -49,6 +49,8 @@ def test_names_sizes_and_times_tell(tmp_path: Path) -> None:
     assert prints[0] == prints[-1] == frozenset()
     assert len(set(prints)) == len(prints) - 1
     (tmp_path / "a.toml~").touch()
+    (tmp_path / ".a.toml").touch()
+    (tmp_path / ".#a.toml").symlink_to("somebody@somewhere.1:2")
     assert fingerprint([tmp_path]) == frozenset()
 
 

@@ -185,8 +185,8 @@ class Cursor:
         end = self._closing()
         raw = self.text[self.at : end]
         try:
-            value = json.loads(raw)
-        except ValueError:
+            value = json.loads_exact(raw)
+        except (ValueError, RecursionError):
             raise NotACall from None
         self.at = end
         return value, raw

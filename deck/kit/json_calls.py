@@ -10,7 +10,7 @@ from typing import Any
 
 from deck import json
 from deck.kit.cursor import Cursor, NeedsMore, NotACall
-from deck.kit.syntax import Grammar, WrittenCall, bare_name, call_of, calls_of
+from deck.kit.syntax import Grammar, WrittenCall, bare_name, call_of, calls_of, encoded
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _LONGEST_HEADER = 256
@@ -334,8 +334,8 @@ def _marked_object(text: str, quote: str) -> Any:
         for place, piece in enumerate(pieces)
     ]
     try:
-        return json.loads("".join(strict))
-    except ValueError:
+        return json.loads_exact("".join(strict))
+    except (ValueError, RecursionError):
         raise NotACall from None
 
 
@@ -351,11 +351,11 @@ def _python_calls(text: str) -> list[WrittenCall]:
 
 
 def _python_call(item: ast.expr) -> WrittenCall:
-    if not isinstance(item, ast.Call) or item.args:
+    if not isinstance(item, ast.Call) or item.args or any(each.arg is None for each in item.keywords):
         raise NotACall
     try:
         name = ast.unparse(item.func).removesuffix(".call")
         arguments = {str(each.arg): ast.literal_eval(each.value) for each in item.keywords if each.arg}
-        return WrittenCall(bare_name(name), json.dumps(arguments).decode(), ast.unparse(item))
+        return WrittenCall(bare_name(name), encoded(arguments), ast.unparse(item))
     except (ValueError, TypeError, RecursionError):
         raise NotACall from None

@@ -160,7 +160,10 @@ class Rescue:
             return
         self._is_over = False
         if reason in _CUT and self._scan.is_pending:
+            is_marked = self._scan.is_marked
             pieces, left = self._scan.cut()
+            if left and not is_marked and not any(name in left for name in self._names):
+                pieces, left = [*pieces, left], ""  # ordinary text that only begins as a call may
             self._take(pieces)
             if left:
                 self._notes.cut(len(left))

@@ -86,6 +86,11 @@ class Scan:
         """True while a call may have begun that is not complete."""
         return self._waits is not None
 
+    @property
+    def is_marked(self) -> bool:
+        """True while what may have begun has marks that stand for nothing but a call."""
+        return self._waits is not None and self._waits.anywhere
+
     def more(self, text: str) -> list[str | Match]:
         """Take more of the text; return what is settled."""
         if self._waits is None:
@@ -129,8 +134,10 @@ class Scan:
     def cut(self) -> tuple[list[str | Match], str]:
         """Return what is settled, and the beginning of a call that will never be complete; the text is over."""
         pieces = self._pieces(is_end=False)
+        if self._waits is None:
+            return [*pieces, *self.end()], ""
         left = self._held
-        if self._waits is None or self._is_quoting:
+        if self._is_quoting:
             self._take(pieces, 0, len(left))
             left = ""
         self._begin()

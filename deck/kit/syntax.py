@@ -134,21 +134,23 @@ def call_of(value: Any, written: str = "") -> WrittenCall:
     name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
     if name is None:
         raise NotACall
-    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
+    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), None)
+    if arguments is None and not value.keys() <= {*_NAMES, *_ARGUMENTS, "type", "id"}:
+        raise NotACall  # what else stands there would be lost
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
+            arguments = json.loads_exact(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
             raise NotACall from None
     if not isinstance(arguments, dict | None):
         raise NotACall
-    return WrittenCall(bare_name(name), json.dumps(arguments or {}).decode(), written)
+    return WrittenCall(bare_name(name), encoded(arguments or {}), written)
 
 
 def calls_of(value: Any, written: str = "") -> list[WrittenCall]:
     """Return the calls of one decoded object or of an array of them."""
     if isinstance(value, list):
-        return [call_of(item, json.dumps(item).decode()) for item in value]
+        return [call_of(item, encoded(item)) for item in value]
     return [call_of(value, written)]
 
 
@@ -166,7 +168,19 @@ def typed(values: Mapping[str, str], schema: Mapping[str, Any]) -> str:
     """Return arguments that were written as bare text as JSON, by the types that the tool's schema gives them."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, dict) else {}
-    return json.dumps({key: _typed(text, known.get(key)) for key, text in values.items()}).decode()
+    return encoded({key: _typed(text, known.get(key)) for key, text in values.items()})
+
+
+def encoded(value: Any) -> str:
+    """Return the JSON of what a model wrote.
+
+    Raises:
+        NotACall: it has none.
+    """
+    try:
+        return json.dumps_exact(value)
+    except (ValueError, TypeError, RecursionError):
+        raise NotACall from None
 
 
 def _typed(text: str, schema: Any) -> Any:
@@ -175,8 +189,9 @@ def _typed(text: str, schema: Any) -> Any:
     if "string" in kinds and not (text.strip() == "null" and "null" in kinds):
         return text
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads_exact(text)
+        encoded(value)
+    except (ValueError, RecursionError, NotACall):
         return _LITERALS.get(text.strip(), text)
     # Nobody said what it is: a number that is meant as text would lose its form.
     return value if kinds or isinstance(value, dict | list) else text
@@ -186,7 +201,9 @@ def _kinds(schema: Any) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     said = schema.get("type")
-    kinds = {said} if isinstance(said, str) else {kind for kind in said if isinstance(kind, str)} if said else set()
+    kinds = {said} if isinstance(said, str) else set()
+    if isinstance(said, list):
+        kinds = {kind for kind in said if isinstance(kind, str)}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             kinds |= {kind for item in schema[key] for kind in _kinds(item)}
@@ -196,6 +213,6 @@ def _kinds(schema: Any) -> set[str]:
 def same_call(name: str, arguments: str) -> tuple[str, Any]:
     """Return what two calls have in common if they are the same: name, and arguments in one spelling."""
     try:
-        return name, json.loads(arguments)
-    except ValueError:
+        return name, json.loads_exact(arguments)
+    except (ValueError, RecursionError):
         return name, arguments

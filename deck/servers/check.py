@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -122,19 +123,24 @@ def _plain(profile: Profile, environ: Mapping[str, str]) -> tuple[tuple[str, str
 def _known_flags(binary: Binary, env: tuple[tuple[str, str], ...]) -> tuple[frozenset[str], str | None]:
     """Return the flags in the program's help, none if it takes too long; or why it does not run."""
     try:
-        ran = subprocess.run(
+        ran = subprocess.Popen(
             [*binary.argv, "--help"],
             env=dict(env),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_HELP_TIMEOUT,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return frozenset(), None
     except OSError as exc:
         return frozenset(), f"{binary.shown} cannot be run: {exc.strerror}"
-    text = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")
+    with ran:
+        try:
+            text = ran.communicate(timeout=_HELP_TIMEOUT)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            return frozenset(), None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(ran.pid, signal.SIGKILL)  # a script leaves what it started behind
     if ran.returncode != 0:
         return frozenset(), _does_not_run(binary, ran.returncode, [item for item in text.splitlines() if item.strip()])
     known = frozenset(flags(_FLAG.findall(text)))

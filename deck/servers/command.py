@@ -18,6 +18,7 @@ import deck
 from deck.config import Config
 from deck.contracts import Address
 from deck.profile import Profile
+from deck.settings import expanded
 
 _ENGINE = "deck.engine"
 _CHILD = Path(__file__).with_name("child.py")
@@ -109,7 +110,10 @@ def _named(name: str, where: str, path: str | None) -> Binary:
         if found is None:
             raise CommandError(f"llama-server binary {name!r} is not on PATH: {where}")
         return Binary(argv=(os.path.abspath(found),))
-    place = Path(name).expanduser().absolute()
+    try:
+        place = expanded(name).absolute()
+    except ValueError as exc:
+        raise CommandError(f"llama-server binary {exc}; {where}") from None
     if not place.is_file():
         raise CommandError(f"llama-server binary {str(place)!r} does not exist: {where}")
     if not os.access(place, os.X_OK):

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from deck.profile import Profile
 from deck.servers.command import guarded, plain_environment
+from deck.settings import expanded
 
 _log = logging.getLogger("deck.servers")
 
@@ -246,7 +247,10 @@ def _program(name: str, directory: Path, path: str | None) -> str | None:
     if "/" not in name:
         found = shutil.which(name, path=path)
         return os.path.abspath(found) if found is not None else None
-    place = directory / Path(name).expanduser()
+    try:
+        place = directory / expanded(name)
+    except ValueError:
+        return None
     return str(place) if place.is_file() and os.access(place, os.X_OK) else None
 
 

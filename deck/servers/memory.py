@@ -43,8 +43,8 @@ def estimate_memory(profile: Profile) -> int | None:
     weights = _file_bytes(settings.model)
     if weights is None:
         return None
-    for extra in _values(settings.args, ("--mmproj", "-md", "--model-draft", "--lora")):
-        weights += _file_bytes(Path(extra)) or 0
+    for extra in _values(settings.args, ("-mm", "--mmproj", "-md", "--model-draft", "--lora")):
+        weights += _file_bytes(profile.source.absolute().parent / extra) or 0  # where the server runs
     cache = _cache_bytes(gguf.read_metadata(settings.model), settings.ctx_size, settings.args)
     return int((weights + cache) * (1 + _SHARE)) + _FIXED
 
@@ -102,7 +102,7 @@ def _values(args: Sequence[str], names: tuple[str, ...]) -> list[str]:
     found = []
     for place, item in enumerate(args):
         name, equals, value = item.partition("=")
-        if name not in names:
+        if (name.replace("_", "-") if name.startswith("--") else name) not in names:
             continue
         if equals:
             found.append(value)

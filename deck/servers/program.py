@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 
@@ -21,6 +20,7 @@ from deck.servers.listener import listens
 from deck.servers.place import free_port, make_place, no_directory
 from deck.servers.probe import probing
 from deck.servers.process import Process
+from deck.settings import expanded
 
 _PORT, _SOCKET = "{port}", "{socket}"
 
@@ -132,5 +132,8 @@ def _place_of(profile: Profile, path: str | None) -> str | None:
     if "/" not in name:
         found = shutil.which(name, path=path)
         return os.path.abspath(found) if found is not None else None
-    place = profile.source.absolute().parent / Path(name).expanduser()
+    try:
+        place = profile.source.absolute().parent / expanded(name)
+    except ValueError:
+        return None
     return str(place) if place.is_file() and os.access(place, os.X_OK) else None

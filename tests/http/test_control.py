@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from app_support import TOKEN, App, app, error_of
 
@@ -305,5 +306,39 @@ def test_the_commands_say_what_is_missing(
     assert "DECK_TOKEN holds no token" in capsys.readouterr().err
     monkeypatch.delenv("DECK_TOKEN")
     (tmp_path / "token").write_text("deck-x\n")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:2")  # which is asked for nothing that is on this machine
     assert cli.main(["ps", "--token-file", str(tmp_path / "token"), "--url", "http://127.0.0.1:1"]) == 1
     assert "no Deck answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(200, {"status": "ok"}), (200, []), (404, {"error": "not found"}), (404, []), (500, {"error": {"message": 5}})],
+    ids=str,
+)
+def test_what_is_no_deck_is_said_to_be_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: tuple[int, Any]
+) -> None:
+    monkeypatch.setenv("DECK_TOKEN", "deck-x")
+    monkeypatch.setattr(httpx, "request", lambda *args, **options: httpx.Response(answer[0], json=answer[1]))
+    assert cli.main(["ps"]) == 1
+    assert "is no Deck" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "may_have_proxy"),
+    [("http://127.0.0.1:8484", False), ("http://[::1]:1", False), ("http://localhost", False), ("http://deck", True)],
+)
+def test_no_proxy_gets_the_token_on_the_way_to_this_machine(
+    monkeypatch: pytest.MonkeyPatch, url: str, may_have_proxy: bool
+) -> None:
+    seen = []
+
+    def request(*args: Any, **options: Any) -> httpx.Response:
+        seen.append(options["trust_env"])
+        return httpx.Response(200, json={"servers": []})
+
+    monkeypatch.setenv("DECK_TOKEN", "deck-x")
+    monkeypatch.setattr(httpx, "request", request)
+    assert cli.main(["ps", "--url", url]) == 0
+    assert seen == [may_have_proxy]

@@ -9,13 +9,14 @@ import pytest
 from deck.canon.events import Event, Failed, Finish, FinishReason, PartDelta, PartEnd, PartStart, Progress, Start, Usage
 from deck.canon.request import ChatRequest, Output, Tool, ToolChoice
 from deck.errors import DeckError, ErrorKind
-from deck.kit import BareJson, TaggedFunction, TaggedJson, rescue_of
+from deck.kit import BareJson, PythonCalls, TaggedFunction, TaggedJson, rescue_of
 from deck.normalize.report import Report
 from deck.testing.family import ASKED
 
 TAGS = (TaggedJson("<tool_call>", "</tool_call>"), TaggedFunction())
 CALL = '<tool_call>{"name": "read_note", "arguments": {"path": "a"}}</tool_call>'
 DONE = Finish(FinishReason.STOP, Usage(1, 1))
+PYTHON = PythonCalls("[", "")
 
 
 def run(events: list[Event], request: ChatRequest = ASKED, report: Report | None = None) -> list[Event]:
@@ -107,6 +108,82 @@ def test_a_cut_call_is_left_out_and_noted() -> None:
     assert [event.text for event in events if isinstance(event, PartDelta)] == ["Hm."]
     assert events[-1] == cut
     assert "the limit cut a call" in report.notes[0].detail
+
+
+CUT = Finish(FinishReason.LENGTH, Usage(1, 1))
+BROKEN = Failed(DeckError(ErrorKind.UPSTREAM, "broke off"))
+
+
+@pytest.mark.parametrize("end", [CUT, BROKEN], ids=["cut", "broken"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": 1, "title": "An order", "lines": [1, 2, 3',
+        '{"name": "Alice", "age": 30}',
+        "[see(appendix)](http://x) and then",
+    ],
+)
+def test_what_only_begins_as_a_call_may_is_text_however_it_ends(text: str, end: Event) -> None:
+    for size in (1, 7, 99):
+        report = Report()
+        found = rescue_of((BareJson(), PYTHON), ASKED, report, "seed")
+        assert found is not None
+        pieces = [text[place : place + size] for place in range(0, len(text), size)]
+        events = [made for event in [*said(*pieces)[:-1], end] for made in found.feed(event)]
+        assert "".join(event.text for event in events if isinstance(event, PartDelta)) == text
+        assert report.notes == ()
+
+
+def test_the_beginning_of_a_call_of_an_offered_tool_is_left_out_also_without_marks() -> None:
+    report = Report()
+    found = rescue_of((BareJson(),), ASKED, report, "seed")
+    assert found is not None
+    events = [made for event in [*said('{"name": "now", "argu')[:-1], CUT] for made in found.feed(event)]
+    assert not [event for event in events if isinstance(event, PartDelta)]
+    assert "the limit cut a call" in report.notes[0].detail
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "set", "n": 5}</tool_call>',
+        '{"name": "set", "description": "the set", "n": 5}',
+        '[set(**{"n": 5})]',
+        "[set(n=1e999)]",
+        '<tool_call>{"name": "set", "arguments": {"s": "\\ud83d"}}</tool_call>',
+    ],
+)
+def test_what_would_lose_something_as_a_call_is_text(text: str) -> None:
+    found = rescue_of((*TAGS, BareJson(), PYTHON), ASKED, Report(), "seed")
+    assert found is not None
+    events = [made for event in said(text) for made in found.feed(event)]
+    assert [event.kind for event in events if isinstance(event, PartStart)] == ["text"]
+    assert "".join(event.text for event in events if isinstance(event, PartDelta)) == text
+
+
+LONG = 123456789012345678901
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'<tool_call>{{"name": "set", "arguments": {{"n": {LONG}}}}}</tool_call>',
+        f"<function=set>\n<parameter=n>\n{LONG}\n</parameter>\n</function>",
+        f"[set(n={LONG})]",
+    ],
+)
+def test_numbers_keep_their_digits(text: str) -> None:
+    found = rescue_of((*TAGS, PYTHON), ASKED, Report(), "seed")
+    assert found is not None
+    events = [made for event in said(text) for made in found.feed(event)]
+    assert [event.text for event in events if isinstance(event, PartDelta)] == [f'{{"n":{LONG}}}']
+
+
+@pytest.mark.parametrize("kind", [5, True, {}, [5], None])
+def test_a_schema_whose_type_is_none_decides_nothing(kind: object) -> None:
+    asked = replace(ASKED, tools=(Tool("f", None, {"type": "object", "properties": {"n": {"type": kind}}}),))
+    events = run(said("<function=f>\n<parameter=n>\n1\n</parameter>\n</function>"), asked)
+    assert [event.text for event in events if isinstance(event, PartDelta)] == ['{"n":"1"}']
 
 
 def test_a_call_of_a_name_that_is_not_offered_is_text_also_among_others() -> None:

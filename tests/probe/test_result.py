@@ -64,6 +64,15 @@ def test_every_line_of_the_owner_stays(file: Path) -> None:
     }
 
 
+def test_a_name_outside_the_first_plane_of_unicode_is_toml(tmp_path: Path) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text('id = "m"\n[server]\nmodel = "m\N{GRINNING FACE}.gguf"\n', encoding="utf-8")
+    write(result(path, ("text", True)))
+    assert (
+        tomllib.loads(path.read_text(encoding="utf-8"))["capabilities"]["measured"]["of"] == "m\N{GRINNING FACE}.gguf"
+    )
+
+
 def test_a_second_result_replaces_the_first_whole(file: Path) -> None:
     write(result(file, ("text", True), ("vision", True)))
     write(result(file, ("text", False), build=None, at=datetime.date(2027, 1, 2)))

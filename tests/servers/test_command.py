@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from e2e.live import is_alive, until
 
 from deck.config import Config
 from deck.contracts import Address
 from deck.profile import Profile, ServerSettings
-from deck.servers import check_profile
+from deck.servers import check, check_profile
 from deck.servers.command import CommandError, arguments, environment, family_faults, find_binary, setting_faults
 
 MakeProfile = Callable[..., Profile]
@@ -150,6 +151,17 @@ def test_check_finds_what_would_fail(config: Config, make_profile: MakeProfile, 
     assert found == f"model file '{tmp_path}/no.gguf' does not exist: set [server] model in {tmp_path}/any.toml"
     (found,) = check_profile(make_profile(model=tmp_path / "any.toml", binary="/nowhere/x"), config)[1:]
     assert "does not exist: set [server] binary" in found
+
+
+def test_check_leaves_nothing_of_a_script_that_takes_too_long(
+    config: Config, make_profile: MakeProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_HELP_TIMEOUT", 0.3)
+    slow, noted = tmp_path / "slow", tmp_path / "pid"
+    slow.write_text(f"#!/bin/sh\nsleep 300 &\necho $! > {noted}\nwait\n", encoding="utf-8")
+    slow.chmod(0o755)
+    assert check_profile(make_profile(binary=str(slow)), config) == []
+    until(lambda: not is_alive(int(noted.read_text())), 5, "the end of what it started")
 
 
 def test_check_names_a_program_that_does_not_run(config: Config, make_profile: MakeProfile, tmp_path: Path) -> None:

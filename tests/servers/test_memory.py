@@ -88,6 +88,14 @@ def test_a_projector_and_a_draft_model_count(tmp_path: Path) -> None:
     assert estimated(profile(model, args=args)) == int(5 * MIB * 1.05) + FIXED
 
 
+@pytest.mark.parametrize("args", [["--mmproj", "p.gguf"], ["-mm", "p.gguf"], ["--model_draft", "p.gguf"]])
+def test_files_are_looked_for_where_the_server_runs(tmp_path: Path, args: list[str]) -> None:
+    model = gguf(tmp_path / "m.gguf", {}, size=MIB)
+    gguf(tmp_path / "p.gguf", {}, size=2 * MIB)
+    found = profile(model, args=args).model_copy(update={"source": tmp_path / "m.toml"})
+    assert estimated(found) == int(3 * MIB * 1.05) + FIXED
+
+
 def test_what_the_operator_declares_stands(tmp_path: Path) -> None:
     assert estimate_memory(profile(tmp_path / "none.gguf", memory="20GiB")) == 20 << 30
 
