@@ -22,7 +22,7 @@ from deck.normalize.report import Report
 from deck.normalize.tools import add_stops, note_schemas
 from deck.plugins import Plugins
 from deck.profile import Profile
-from deck.steps import SWITCHED, apply_profile, changes_values, note_idle
+from deck.steps import RULING, SWITCHED, apply_profile, changes_values, note_idle
 from deck.upstream.client import CHAT, TEXT
 from deck.upstream.encode import encode, encode_text
 
@@ -74,7 +74,8 @@ class Shaper:
         if output is not None:
             _check_end(output, request.sampling, exchange.parsed.paths)
         asked = exchange.parsed.request.sampling
-        if not SWITCHED.isdisjoint(asked):
+        is_ruled = facts.sampling.get("mirostat") or not RULING.isdisjoint(request.sampling)
+        if is_ruled or not SWITCHED.isdisjoint(asked):
             note_idle(request, asked, facts, report, exchange.parsed.paths)
         body = encode(request, context=facts.context or profile.server.ctx_size)
         if answer_tool:

@@ -26,7 +26,23 @@ _SWITCHES = {
     "dry_penalty_last_n": "dry_multiplier",
     "dry_sequence_breakers": "dry_multiplier",
 }
-SWITCHED = frozenset(_SWITCHES)
+# Which sampler of `samplers` reads a field (llama.cpp, common/sampling.cpp).
+_PENALTIES = ("repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty")
+_SAMPLER_OF = {
+    **dict.fromkeys(_PENALTIES, "penalties"),
+    **{name: name for name in ("top_k", "top_p", "min_p", "top_n_sigma")},
+    "typical_p": "typ_p",
+    **dict.fromkeys(("xtc_probability", "xtc_threshold"), "xtc"),
+    **dict.fromkeys(("dry_multiplier", *(name for name in _SWITCHES if name.startswith("dry_"))), "dry"),
+    "dynatemp_range": "temperature",
+    "dynatemp_exponent": "temperature",
+    "adaptive_target": "adaptive_p",
+    "adaptive_decay": "adaptive_p",
+}
+_SPELLINGS = {"typical_p": "typ_p"}
+SWITCHED = frozenset(_SWITCHES) | {"adaptive_target", "adaptive_decay"}
+# What may keep samplers from running, whoever set it.
+RULING = frozenset({"mirostat", "samplers", "repeat_last_n"})
 _NO_PATHS: Mapping[str, str] = {}
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
 
@@ -73,10 +89,31 @@ def note_idle(
         paths: the client's own.
     """
     for name in asked:
-        switch = _SWITCHES.get(name)
-        if switch is not None and not request.sampling.get(switch, facts.sampling.get(switch)):
-            path = paths.get(name, name)
-            report.ignored(path, f"without {switch} this sampler is off", field=name)
+        why = _why_idle(name, request.sampling, facts.sampling)
+        if why is not None:
+            report.ignored(paths.get(name, name), why, field=name)
+
+
+def _why_idle(name: str, sent: Mapping[str, Any], server: Mapping[str, Any]) -> str | None:
+    """Return why a setting has no effect, None = it may have one."""
+    switch, sampler = _SWITCHES.get(name), _SAMPLER_OF.get(name)
+    if switch is not None and not sent.get(switch, server.get(switch)):
+        return f"without {switch} this sampler is off"
+    if sampler is not None or name == "samplers":
+        if sent.get("mirostat", server.get("mirostat")):
+            return "mirostat takes the place of all samplers but temperature"
+        listed = sent.get("samplers")
+        if (
+            sampler is not None
+            and listed is not None
+            and sampler not in [_SPELLINGS.get(item, item) for item in listed]
+        ):
+            return f"samplers leaves {sampler} out"
+        if sampler == "adaptive_p" and listed is None and "adaptive_p" not in (server.get("samplers") or ()):
+            return "it runs only where samplers names adaptive_p"
+    if name in _PENALTIES and sent.get("repeat_last_n", server.get("repeat_last_n")) == 0:
+        return "repeat_last_n is 0, so nothing is penalized"
+    return None
 
 
 def _limit(sampling: dict[str, Any], name: str, limit: float, report: Report, path: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from deck import json
 from deck.canon.answer import is_json_object
-from deck.canon.request import ChatRequest, Message, Text, ToolCall, ToolResult
+from deck.canon.request import ChatRequest, Image, Message, Text, ToolCall, ToolResult
 from deck.errors import invalid
 from deck.normalize.ids import digest9
 from deck.normalize.report import Report
@@ -36,7 +36,7 @@ def repair_history(request: ChatRequest, report: Report, *, continues: bool = Tr
         return request
     messages = _plain_arguments(messages, report)
     messages = _own_ids(messages, report)
-    messages = _Paired(messages, report).turns()
+    messages = _pictures_behind(_Paired(messages, report).turns(), report)
     return request if messages == request.messages else replace(request, messages=messages)
 
 
@@ -74,6 +74,41 @@ def _continued(request: ChatRequest, report: Report, *, continues: bool) -> Chat
         message = f"{where}: continue_final_message begins no new turn; leave it out, or send false"
         raise invalid(message, where, "unsupported_value")
     return replace(request, extra={**request.extra, "add_generation_prompt": False})
+
+
+def _pictures_behind(messages: tuple[Message, ...], report: Report) -> tuple[Message, ...]:
+    """Put the pictures of results into the user's turn behind the last of them: llama-server takes none in a result."""
+    if not any(isinstance(part, ToolResult) and _pictures(part) for message in messages for part in message.parts):
+        return messages
+    found: list[Message] = []
+    waiting: list[Image] = []
+    origin = ""
+    for message in messages:
+        if message.role == "tool":
+            pictures = [item for part in message.parts if isinstance(part, ToolResult) for item in _pictures(part)]
+            if pictures:
+                report.changed(
+                    f"{message.origin}.content",
+                    "llama-server takes no pictures in a result; they stand behind the results",
+                    shown=f"{message.origin}:image>user",
+                )
+                parts = tuple(_texts(part) if isinstance(part, ToolResult) else part for part in message.parts)
+                waiting, origin, message = [*waiting, *pictures], message.origin, replace(message, parts=parts)
+        elif waiting and message.role == "user":
+            message, waiting = replace(message, parts=(*waiting, *message.parts)), []
+        elif waiting:
+            found.append(Message("user", tuple(waiting), origin))
+            waiting = []
+        found.append(message)
+    return (*found, Message("user", tuple(waiting), origin)) if waiting else tuple(found)
+
+
+def _pictures(result: ToolResult) -> list[Image]:
+    return [part for part in result.parts if isinstance(part, Image)]
+
+
+def _texts(result: ToolResult) -> ToolResult:
+    return replace(result, parts=tuple(part for part in result.parts if isinstance(part, Text)))
 
 
 def _plain_arguments(messages: tuple[Message, ...], report: Report) -> tuple[Message, ...]:
@@ -127,13 +162,18 @@ def _own_ids(messages: tuple[Message, ...], report: Report) -> tuple[Message, ..
         return messages
     seen: dict[str, int] = {}
     answered: dict[str, int] = {}
+    passed: dict[str, int] = {}
     found: list[Message] = []
     for message in messages:
+        if message.role == "user":
+            passed = dict(seen)
         parts = []
         for part in message.parts:
             if isinstance(part, ToolCall):
                 times = seen[part.id] = seen.get(part.id, 0) + 1
                 if times > 1:
+                    # A call that a user's turn went past without a result gets none from behind the next one.
+                    answered[part.id] = max(answered.get(part.id, 0), passed.get(part.id, 0))
                     report.changed(
                         f"{message.origin}.tool_calls", "two calls have one id", shown=f"{message.origin}.id>other"
                     )

@@ -241,8 +241,10 @@ class _Fitting:
             count = _whole(schema[key])
             if count is None or count < 0:
                 self._drop(schema, key, path, "it is no count")
-            elif count <= _MOST_REPEATED or key == "maxLength":
+            elif count <= _MOST_REPEATED or (key == "maxLength" and count < _INT64):
                 schema[key] = count
+            elif key == "maxLength":
+                self._drop(schema, key, path, "it is beyond 64 bits")
             elif key == "maxItems":
                 self._drop(schema, key, path, f"llama-server's grammar counts to {_MOST_REPEATED} items at most")
             else:

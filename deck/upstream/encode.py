@@ -170,11 +170,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def _result(result: ToolResult) -> list[dict[str, Any]]:
     text = _content(tuple(part for part in result.parts if isinstance(part, Text)))
-    messages = [{"role": "tool", "tool_call_id": result.id, "content": text}]
-    images = tuple(part for part in result.parts if isinstance(part, Image))
-    if images:
-        messages.append({"role": "user", "content": _content(images)})
-    return messages
+    return [{"role": "tool", "tool_call_id": result.id, "content": text}]
 
 
 def _content(parts: tuple[Part, ...]) -> str | list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deck.canon.request import ChatRequest, Message, Text, ToolCall, ToolResult
+from deck.canon.request import ChatRequest, Image, Message, Text, ToolCall, ToolResult
 from deck.errors import DeckError
 from deck.normalize.history import repair_history
 from deck.normalize.report import Report
@@ -88,6 +88,35 @@ def test_two_calls_of_one_id_get_their_own_results() -> None:
     assert len(set(ids)) == 2
     assert answers == ids
     assert report.notes[0].detail == "two calls have one id"
+
+
+def test_a_call_that_a_turn_went_past_gets_no_result_of_the_next_one_of_its_id() -> None:
+    """In the old form of functions every call of one function has one id."""
+    request, _, _ = repaired(user(), call(A), user("never mind"), call(A), result(A))
+    results = [part for message in request.messages for part in message.parts if isinstance(part, ToolResult)]
+    assert [message.role for message in request.messages] == ["user", "assistant", "tool", "user", "assistant", "tool"]
+    assert [part.parts[0] for part in results] == [Text("[no result: the call was not carried out]"), Text("of a")]
+
+
+PICTURE = Image("data:image/png;base64,AAAA")
+
+
+@pytest.mark.parametrize(
+    ("after", "shape", "place"),
+    [
+        ([], "u a(ab) t(a) t(b) u", 4),
+        ([user("and?")], "u a(ab) t(a) t(b) u", 4),
+        ([call("ccccccccc"), result("ccccccccc")], "u a(ab) t(a) t(b) u a(c) t(c)", 4),
+    ],
+    ids=["last", "before a user's turn", "before a call"],
+)
+def test_pictures_of_results_stand_behind_the_last_of_them(after: list[Any], shape: str, place: int) -> None:
+    first = ("tool", (ToolResult(A, (Text("one"), PICTURE, Text("two"))),))
+    request, report, _ = repaired(user(), call(A, B), first, result(B), *after)
+    assert shown(request) == shape
+    assert request.messages[place].parts[0] is PICTURE
+    assert request.messages[2].parts == (ToolResult(A, (Text("one"), Text("two"))),)
+    assert [note.shown for note in report.notes] == ["messages[2]:image>user"]
 
 
 def test_two_results_of_one_call_are_refused() -> None:

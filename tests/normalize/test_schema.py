@@ -78,6 +78,8 @@ def test_what_the_grammar_holds_is_left_as_it_is(schema: dict[str, Any]) -> None
         ({"type": "integer", "minimum": 9, "maximum": 2}, {"type": "integer"}, ["a.minimum", "a.maximum"]),
         ({"minLength": 100000}, {"minLength": 1000}, ["a.minLength"]),
         ({"maxItems": 100000}, {}, ["a.maxItems"]),
+        ({"maxLength": 1e20}, {}, ["a.maxLength"]),
+        ({"maxLength": float(1 << 62)}, {"maxLength": 1 << 62}, []),
         ({"minItems": "3"}, {}, ["a.minItems"]),
         ({"minItems": 2.0}, {"minItems": 2}, []),
         ({"minLength": -2}, {}, ["a.minLength"]),

@@ -374,6 +374,8 @@ def test_a_remote_image_needs_the_operators_leave() -> None:
         ({"type": "base64", "media_type": "image/png"}, "source.data"),
         ({"type": "base64", "media_type": "image/png", "data": "a b"}, "source.data"),
         ({"type": "url"}, "source.url"),
+        ({"type": "url", "url": "https://example.org/a.png", "data": PIXEL}, "source.data"),
+        ({"type": "base64", "media_type": "image/png", "data": PIXEL, "url": "https://x.example/a"}, "source.url"),
         ({"data": PIXEL}, "source.type"),
     ],
 )

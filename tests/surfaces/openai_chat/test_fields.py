@@ -18,6 +18,11 @@ from deck.shaping import Shaper
 from deck_plugins.surfaces.openai_chat import OpenAIChat
 from deck_plugins.surfaces.openai_chat.fields import FIELDS, MESSAGE
 
+ALLOWED: dict[str, Any] = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "read_note"}}]},
+}
+
 
 @pytest.mark.parametrize(
     ("fields", "sent"),
@@ -106,7 +111,8 @@ from deck_plugins.surfaces.openai_chat.fields import FIELDS, MESSAGE
         ),
         (
             {"functions": [TOOL["function"]], "function_call": {"name": "read_note"}},
-            {"tools": [TOOL], "tool_choice": "required"},
+            # an answer in this form has room for one call (`message.function_call`, OpenAI's reference)
+            {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
         ),
         ({"tools": [{"type": "function", **TOOL["function"]}]}, {"tools": [TOOL]}),
         (
@@ -272,6 +278,43 @@ def test_an_effort_on_a_template_without_efforts_is_reported() -> None:
             "unsupported_value",
         ),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice", "unsupported_value"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "read_note", "bogus": 1}}},
+            "tool_choice.function.bogus",
+            "unknown_parameter",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "read_note"}, "bogus": 1}},
+            "tool_choice.bogus",
+            "unknown_parameter",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "x", "function": {"name": "read_note"}}},
+            "tool_choice.name",
+            None,
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {**ALLOWED, "allowed_tools": {**ALLOWED["allowed_tools"], "x": 1}}},
+            "tool_choice.allowed_tools.x",
+            "unknown_parameter",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom"}]}},
+            "tool_choice.tools[0].type",
+            None,
+        ),
+        (
+            {"functions": [TOOL["function"]], "function_call": {"name": "read_note", "arguments": "{}"}},
+            "function_call.arguments",
+            "unknown_parameter",
+        ),
+        ({"tools": [{**TOOL, "description": "other"}]}, "tools[0].description", None),
+        ({"tools": [{**TOOL, "parameters": {"type": "object"}}]}, "tools[0].parameters", None),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {"type": "object"}}},
+            "response_format.schema",
+            None,
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": []}}, "tool_choice.type", "invalid_type"),
         ({"messages": []}, "messages", "unsupported_value"),
         ({"messages": None}, "messages", "missing_required_parameter"),
@@ -283,6 +326,19 @@ def test_what_is_refused_names_the_clients_own_path(fields: dict[str, Any], para
     assert error.kind.status == 400
     assert (error.param, error.code) == (param, code)
     assert param.split("[")[0].split(".")[-1] in error.message
+
+
+def test_an_unknown_member_of_a_choice_is_let_go_where_that_is_asked_for() -> None:
+    choice = {"type": "function", "function": {"name": "read_note", "bogus": 1}}
+    got, report = upstream(body(tools=[TOOL], tool_choice=choice), lenient=True)
+    assert got["tool_choice"] == "required"
+    assert "tool_choice.function.bogus" in ignored(report)
+
+
+def test_several_calls_cannot_be_had_in_the_old_form() -> None:
+    got, report = upstream(body(functions=[TOOL["function"]], parallel_tool_calls=True))
+    assert got["parallel_tool_calls"] is False
+    assert ignored(report) == ["parallel_tool_calls"]
 
 
 def test_conflicting_aliases_are_both_named() -> None:

@@ -180,6 +180,12 @@ def test_tool_contents(content: Any, text: str) -> None:
     assert got[2] == {"role": "tool", "tool_call_id": "abc123def", "content": text}
 
 
+def test_members_that_mean_nothing_in_their_turn_are_reported() -> None:
+    turn = {**assistant(None, tool_calls=[call()]), "tool_call_id": "call_x"}
+    _, report = upstream(body(messages=[user(), turn, {**result(), "reasoning_content": "hm"}], tools=[TOOL]))
+    assert ignored(report) == ["messages[].reasoning_content", "messages[].tool_call_id"]
+
+
 def test_a_tool_result_without_an_id_is_refused() -> None:
     error = refusal(body(messages=[user(), {"role": "tool", "content": "x"}]))
     assert (error.param, error.code) == ("messages[1].tool_call_id", "missing_required_parameter")
@@ -237,6 +243,10 @@ def test_parts_that_cannot_be_honoured_are_refused(part: Any, param: str) -> Non
         ({"role": "user", "content": "x", "colour": "red"}, "messages[0].colour"),
         ("x", "messages[0]"),
         ({"role": "user", "content": "x", "tool_calls": [call()]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}, "messages[0].content"),
+        ({**result(), "tool_calls": [call()]}, "messages[0].tool_calls"),
+        ({**result(), "function_call": {"name": "x"}}, "messages[0].function_call"),
+        ({**result(), "prefix": True}, "messages[0].prefix"),
         ({"role": "assistant", "content": None, "tool_calls": [call(type="custom")]}, "messages[0].tool_calls[0].type"),
     ],
 )

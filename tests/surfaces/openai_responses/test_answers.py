@@ -336,6 +336,14 @@ def test_logprobs_stand_in_deltas_done_and_parts() -> None:
     assert buffered(events)["output"][1]["content"][0]["logprobs"] == []
 
 
+def test_a_text_of_nothing_but_logprobs_is_the_same_streamed_and_whole() -> None:
+    events: list[Event] = [Start(), PartStart(0, "text"), PartDelta(0, "", (ENTRY,)), PartEnd(0), STOP]
+    fields: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
+    whole = buffered(events, **fields)
+    assert len(whole["output"][0]["content"][0]["logprobs"]) == 1
+    assert stream(events, **fields).final == whole
+
+
 def test_timings_and_progress_are_sent_only_when_asked() -> None:
     events: list[Event] = [
         Progress("queue"),

@@ -327,6 +327,11 @@ def test_allowed_tools_of_which_none_can_be_called() -> None:
             "tool_choice.tools[0]",
             "invalid_type",
         ),
+        (
+            {"tools": [{**CUSTOM, "format": {"type": "text", "syntax": "lark", "definition": "x"}}]},
+            "tools[0].format.syntax",
+            "unsupported_parameter",
+        ),
         ({"tool_choice": "required"}, "tool_choice", None),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", None),
     ],

@@ -91,7 +91,12 @@ def read_image(reader: Reader, item: dict[str, Any], path: str, *, remote: bool)
     block = reader.read(BLOCKS["image"], item, path)
     where = f"{path}.source"
     source = reader.read(SOURCE, _required(block, "source", path), where)
-    if _required(source, "type", where) == "url":
+    kind = _required(source, "type", where)
+    for member in ("media_type", "data") if kind == "url" else ("url",):
+        if member in source:
+            at = f"{where}.{member}"
+            raise invalid(f"{at}: a source of type {kind} has none; send one picture", at, "unsupported_parameter")
+    if kind == "url":
         return image_of_url(_required(source, "url", where), f"{where}.url", remote=remote)
     media, data = _required(source, "media_type", where), _required(source, "data", where)
     return image_of_url(f"data:{media};base64,{data}", f"{where}.data", remote=False)

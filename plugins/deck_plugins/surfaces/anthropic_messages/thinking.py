@@ -97,7 +97,9 @@ def _within(reader: Reader, budget: int, path: str, limit: int | None) -> int:
 
 
 def _effort(merge: reasoning.ReasoningMerge, fields: Values, config: Values | None) -> tuple[str | None, str]:
-    effort, path = (config.get("effort"), config.path("effort")) if config is not None else (None, "")
+    effort, path = (
+        (config.get("effort"), config.path("effort")) if config is not None and "effort" in config else (None, "")
+    )
     if "reasoning_effort" not in fields:
         return effort, path
     other, where = fields.get("reasoning_effort"), fields.path("reasoning_effort")

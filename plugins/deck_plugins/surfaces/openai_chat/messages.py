@@ -92,14 +92,18 @@ class _Turn:
             case "assistant":
                 return Message("assistant", self._assistant(), self.path)
             case "tool":
+                self._only_result_members(role)
                 return Message("tool", (self._result(self._call_id()),), self.path)
             case "function":
+                self._only_result_members(role)
                 return Message("tool", (self._result(digest9(self._function_name())),), self.path)
             case _:
                 self._only_text_members(role)
                 parts = self._content()
                 if role != "user" and any(not isinstance(part, Text) for part in parts):
                     raise invalid(f"{self.path}.content: a {role} message takes text only", f"{self.path}.content")
+                if any(isinstance(part, Reasoning) for part in parts):
+                    raise invalid(f"{self.path}.content: only assistant turns carry thoughts", f"{self.path}.content")
                 return Message(role, parts, self.path)
 
     def _only_text_members(self, role: str) -> None:
@@ -112,7 +116,19 @@ class _Turn:
         if "content" not in self.values:
             self.reader.report.changed(f"{self.path}.content", "an absent content is empty text")
 
+    def _only_result_members(self, role: str) -> None:
+        for name in ("tool_calls", "function_call", "prefix"):
+            if self.values.get(name):
+                where = self.values.path(name)
+                raise invalid(f"{where}: a {role} message has no {name}", where, "unsupported_parameter")
+        if self.values.get("reasoning_content"):
+            self.reader.report.ignored(self.values.path("reasoning_content"), "only assistant turns carry thoughts")
+        if role == "function" and self.values.get("tool_call_id"):
+            self.reader.report.ignored(self.values.path("tool_call_id"), "a function's result is found by its name")
+
     def _assistant(self) -> tuple[Part, ...]:
+        if self.values.get("tool_call_id"):
+            self.reader.report.ignored(self.values.path("tool_call_id"), "only results name a call")
         parts: list[Part] = []
         if thought := self.values.get("reasoning_content"):
             parts.append(Reasoning(thought))

@@ -77,6 +77,9 @@ def _response_format(reader: Reader, value: Any, where: str) -> Output | None:
 
 def _json_schema(reader: Reader, outer: Values, where: str) -> Output:
     if "json_schema" in outer:
+        if "schema" in outer and outer.get("schema") != outer.get("json_schema").get("schema"):
+            at = f"{where}.schema"
+            raise invalid(f"{at!r} and '{where}.json_schema.schema' say different things; send one of them", at)
         inner = reader.read(FORMAT_SCHEMA, outer.get("json_schema"), f"{where}.json_schema")
         strict_path = f"{where}.json_schema.strict" if inner.get("strict") else None
         if strict_path is not None:

@@ -101,7 +101,10 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
         messages=read_messages(reader, fields.get("messages"), remote_images=options.remote_images),
         tools=tools,
         tool_choice=choice,
-        parallel_tool_calls=fields.get("parallel_tool_calls") if tools else None,
+        # An answer in the old form has room for one call.
+        parallel_tool_calls=(False if fields.get("functions") else fields.get("parallel_tool_calls"))
+        if tools
+        else None,
         sampling=_sampling(fields),
         output=read_output(reader, fields, has_tools=bool(tools)),
         reasoning=setting,
@@ -110,6 +113,8 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
         extra={name: fields.get(name) for name in _FORWARDED if name in fields},
         template_kwargs=kwargs,
     )
+    if fields.get("functions") and fields.get("parallel_tool_calls"):
+        report.ignored(fields.path("parallel_tool_calls"), "an answer in the old form has room for one call")
     if "parallel_tool_calls" in fields and not tools:
         report.ignored(fields.path("parallel_tool_calls"), "no tools are offered")
     if fields.get("return_progress") and not stream:

@@ -27,7 +27,8 @@ def read_tools(reader: Reader, fields: Values) -> tuple[tuple[Tool, ...], ToolCh
     names = [tool.name for tool in tools]
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled:
-        raise invalid(f"tools: {doubled!r} is defined twice", fields.path("tools"))
+        where = fields.path("functions" if fields.get("functions") else "tools")
+        raise invalid(f"{where}: {doubled!r} is defined twice", where)
     choice = _choice(reader, fields, names)
     if not tools:
         if choice is not None and choice.mode == "required":
@@ -61,8 +62,10 @@ def _tool(reader: Reader, item: Any, path: str) -> Tool | None:
     outer = reader.read(TOOL, item, path)
     if "function" in outer:
         inner, where = outer.get("function"), f"{path}.function"
-        if "name" in outer and outer.get("name") != inner.get("name"):
-            raise invalid(f"{path}.name and {where}.name say different things", f"{path}.name")
+        for member in ("name", "description", "parameters"):
+            if member in outer and outer.get(member) != inner.get(member):
+                at = f"{path}.{member}"
+                raise invalid(f"{at} and {where}.{member} say different things; send one of them", at)
         return _function(reader, inner, where, strict_path=f"{path}.strict" if outer.get("strict") else None)
     reader.report.changed(path, "a flat tool is read as a function tool", shown=f"{path}>{path}.function")
     flat = {key: value for key, value in item.items() if key not in ("type", "cache_control", "defer_loading")}
@@ -90,8 +93,9 @@ def _choice(reader: Reader, fields: Values, names: list[str]) -> ToolChoice | No
             if field == "function_call":
                 reader.report.changed(where, "is read as tool_choice", shown=f"{where}>tool_choice")
                 if isinstance(value, dict):
-                    value = {"type": "function", "function": value}
-            choice = _read_choice(value, where, names)
+                    _check_members(reader, value, where, "name")
+                    value = {"type": "function", "name": value.get("name")}
+            choice = _read_choice(reader, value, where, names)
             if choice.names is not None:
                 reader.report.changed(where, "the tools are narrowed to the named ones", shown=f"{where}>tools")
             elif choice.mode == "none" and names:
@@ -102,7 +106,7 @@ def _choice(reader: Reader, fields: Values, names: list[str]) -> ToolChoice | No
     return None
 
 
-def _read_choice(value: Any, path: str, names: list[str]) -> ToolChoice:
+def _read_choice(reader: Reader, value: Any, path: str, names: list[str]) -> ToolChoice:
     if isinstance(value, str):
         if value not in _MODES:
             raise out_of_range(path, "one of none, auto, required, or a function", value)
@@ -115,22 +119,51 @@ def _read_choice(value: Any, path: str, names: list[str]) -> ToolChoice:
     if kind in _MODES and set(value) == {"type"}:
         return ToolChoice(_MODES[kind])  # type: ignore[arg-type]  # likewise
     if kind == "function":
-        inner = value.get("function", value)
-        return ToolChoice("required", (_offered(inner, path, names),))
+        return ToolChoice("required", (_named(reader, value, path, names),))
     if kind == "allowed_tools":
-        allowed = value.get("allowed_tools", value)
+        allowed: Any = value
+        at = path
+        if "allowed_tools" in value:
+            _check_members(reader, value, path, "type", "allowed_tools")
+            allowed, at = value["allowed_tools"], f"{path}.allowed_tools"
+        if isinstance(allowed, dict):
+            _check_members(reader, allowed, at, "mode", "tools", *(("type",) if at == path else ()))
         mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
         if mode not in ("auto", "required") or not isinstance(listed, list):
             raise invalid(f"{path}: allowed_tools takes a mode auto or required and tools", path, "unsupported_value")
-        functions = (tool.get("function", tool) if isinstance(tool, dict) else None for tool in listed)
-        return ToolChoice(mode, tuple(_offered(function, path, names) for function in functions))
+        return ToolChoice(
+            mode, tuple(_named(reader, tool, f"{at}.tools[{place}]", names) for place, tool in enumerate(listed))
+        )
     raise invalid(f"{path}: {kind!r} cannot be forced here; Deck runs no tools", path, "unsupported_value")
 
 
-def _offered(function: Any, path: str, names: list[str]) -> str:
+def _named(reader: Reader, value: Any, path: str, names: list[str]) -> str:
+    """Return the name of an offered function, which stands in the object or in its `function`."""
+    function = value
+    if isinstance(value, dict):
+        _check_members(reader, value, path, "type", "name", "function")
+        if value.get("type", "function") != "function":
+            raise invalid(f"{path}.type: {value['type']!r} cannot be chosen here; Deck runs no tools", f"{path}.type")
+        if "function" in value:
+            function = value["function"]
+            if isinstance(function, dict):
+                _check_members(reader, function, f"{path}.function", "name")
+                if "name" in value and value["name"] != function.get("name"):
+                    at = f"{path}.name"
+                    raise invalid(f"{at} and {path}.function.name say different things; send one of them", at)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise invalid(f"{path}: expected the name of a function", path, "missing_required_parameter")
     if name not in names:
         raise invalid(f"{path}: no tool named {name!r} is offered", path, "unsupported_value")
     return name
+
+
+def _check_members(reader: Reader, value: dict[str, Any], path: str, *known: str) -> None:
+    """Refuse members that mean nothing there; a lenient reader only says so."""
+    for name in value:
+        if name not in known:
+            at = f"{path}.{name}"
+            if not reader.lenient:
+                raise invalid(f"{at}: unknown field; known are {', '.join(known)}", at, "unknown_parameter")
+            reader.report.ignored(at, "unknown field")

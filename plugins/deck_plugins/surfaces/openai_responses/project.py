@@ -184,6 +184,14 @@ class ResponsesProjector:
         return opened.prefix + number + opened.suffix + json.dumps(text) + tail
 
     def _end_part(self) -> bytes:
+        if self._part is not None and self._part.kind == "text" and self._waiting:
+            # A text of nothing but tokens' entries, which the whole answer shows too.
+            frames = self._open_item(self._part)
+            assert self._open is not None
+            self._open.logprobs += self._waiting
+            frames += self._delta_frame(self._open, "", self._waiting, None)
+            self._waiting, self._open.has_ended = [], True
+            return frames
         self._part = None
         if self._open is not None:
             self._open.has_ended = True

@@ -180,6 +180,9 @@ def _format(form: Values, path: str) -> tuple[dict[str, Any], str]:
     """Return the format as it is shown, and what the model is told of it."""
     kind = form.get("type", "text")
     if kind == "text":
+        for member in ("syntax", "definition"):
+            if member in form:
+                raise invalid(f"{path}.{member}: a text has none", f"{path}.{member}", "unsupported_parameter")
         return {"type": "text"}, ""
     for member in ("syntax", "definition"):
         if member not in form:
