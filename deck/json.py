@@ -76,6 +76,11 @@ def dumps_exact(value: Any) -> str:
     return text
 
 
+def embedded(text: str, value: Any) -> Any:
+    """Return what stands for a decoded object in an answer: itself, or its text where digits would be lost."""
+    return orjson.Fragment(text) if _LONG in text.encode().translate(_AS_DIGIT) else value
+
+
 def _refuse(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON")
 

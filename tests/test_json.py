@@ -174,3 +174,26 @@ def test_loads_is_plain() -> None:
     assert math.isclose(json.loads(b"1.5"), 1.5)
     with pytest.raises(ValueError, match="invalid literal"):
         json.loads(b"nope")
+
+
+@pytest.mark.parametrize("text", ['{"n":123456789012345678901}', '{"a": [1, -99999999999999999999]}', '{"n":1}'])
+def test_what_is_embedded_in_an_answer_keeps_its_digits(text: str) -> None:
+    written = json.dumps({"input": json.embedded(text, json.loads(text))}).decode()
+    assert plain.loads(written)["input"] == plain.loads(text)
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "{"])
+def test_what_a_model_wrote_must_be_json(text: str) -> None:
+    with pytest.raises(ValueError, match=r"JSON|Expecting"):
+        json.loads_exact(text)
+
+
+@pytest.mark.parametrize("value", [float("inf"), [float("nan")], "\ud83d"])
+def test_what_has_no_json_is_not_written(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"JSON compliant|surrogates"):
+        json.dumps_exact(value)
+
+
+def test_what_a_model_wrote_comes_back_as_it_was() -> None:
+    text = '{"n":123456789012345678901,"s":"é","f":1.5}'
+    assert json.dumps_exact(json.loads_exact(text)) == text

@@ -332,6 +332,16 @@ def test_allowed_tools_of_which_none_can_be_called() -> None:
             "tools[0].format.syntax",
             "unsupported_parameter",
         ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "read_note", "mode": "auto"}},
+            "tool_choice.mode",
+            "unsupported_parameter",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "name": "x", "mode": "auto", "tools": []}},
+            "tool_choice.name",
+            "unsupported_parameter",
+        ),
         ({"tool_choice": "required"}, "tool_choice", None),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", None),
     ],

@@ -108,7 +108,7 @@ def _block(part: Text | Reasoning | ToolCall, index: int, reply: Reply, head: Re
             return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": _input(part)}
 
 
-def _input(call: ToolCall) -> dict[str, Any]:
+def _input(call: ToolCall) -> Any:
     try:
         value = json.loads(call.arguments)
     except ValueError:
@@ -116,7 +116,7 @@ def _input(call: ToolCall) -> dict[str, Any]:
     if type(value) is not dict:
         message = f"the model called {call.name!r} with an input that is no JSON object"
         raise DeckError(ErrorKind.UPSTREAM, message, code="upstream_error", should_retry=False)
-    return value
+    return json.embedded(call.arguments, value)
 
 
 def render_error(error: DeckError, request_id: str | None = None) -> dict[str, Any]:

@@ -260,6 +260,11 @@ def _read_choice(reader: Reader, offered: Offered, value: Any, path: str) -> Too
     kind = choice.get("type")
     if kind in _MODES and len(choice.values) == 1:
         return ToolChoice(_MODES[kind])
+    foreign = ("name", "namespace", "function") if kind == "allowed_tools" else ("mode", "tools")
+    for member in foreign:
+        if member in choice:
+            at = f"{path}.{member}"
+            raise invalid(f"{at}: a choice of type {kind} has none", at, "unsupported_parameter")
     if kind in ("function", "custom"):
         return ToolChoice("required", _named(offered, choice, path))
     if kind == "allowed_tools":
