@@ -170,7 +170,11 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def _result(result: ToolResult) -> list[dict[str, Any]]:
     text = _content(tuple(part for part in result.parts if isinstance(part, Text)))
-    return [{"role": "tool", "tool_call_id": result.id, "content": text}]
+    messages = [{"role": "tool", "tool_call_id": result.id, "content": text}]
+    images = tuple(part for part in result.parts if isinstance(part, Image))
+    if images:
+        messages.append({"role": "user", "content": _content(images)})
+    return messages
 
 
 def _content(parts: tuple[Part, ...]) -> str | list[dict[str, Any]]:
