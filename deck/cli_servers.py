@@ -21,7 +21,7 @@ _FOLLOW = 1.0
 _COLUMNS = ("MODEL", "STATE", "RUNNING", "WAITING", "SLOTS", "MEMORY", "NOTE")
 _MIB = 1 << 20
 _NOTE = 80
-_TOKEN = re.compile("[!-~]+")
+_TOKEN = re.compile(rb"[!-~]+")
 
 
 class AskError(Exception):
@@ -246,14 +246,13 @@ def _address(arguments: argparse.Namespace) -> str:
 def _token(arguments: argparse.Namespace) -> str:
     file: Path | None = arguments.token_file
     try:
-        token = (os.environ.get("DECK_TOKEN", "") if file is None else file.read_text(encoding="ascii")).strip()
+        content = file.read_bytes() if file is not None else os.fsencode(os.environ.get("DECK_TOKEN", ""))
     except OSError as exc:
         raise AskError(f"{file} cannot be read: {exc.strerror}") from exc
-    except UnicodeDecodeError:
-        token = " "  # whatever it is, it is no token
+    token = content.strip()
     if file is None and not token:
         raise AskError("no token: put an admin token into DECK_TOKEN, or name a file with --token-file")
     if not _TOKEN.fullmatch(token):
         where = file if file is not None else "DECK_TOKEN"
         raise AskError(f"{where} holds no token: expected one line of letters, digits and punctuation")
-    return token
+    return token.decode("ascii")

@@ -102,14 +102,11 @@ def _why_idle(name: str, sent: Mapping[str, Any], server: Mapping[str, Any]) -> 
     if sampler is not None or name == "samplers":
         if sent.get("mirostat", server.get("mirostat")):
             return "mirostat takes the place of all samplers but temperature"
-        listed = sent.get("samplers")
-        if (
-            sampler is not None
-            and listed is not None
-            and sampler not in [_SPELLINGS.get(item, item) for item in listed]
-        ):
-            return f"samplers leaves {sampler} out"
-        if sampler == "adaptive_p" and listed is None and "adaptive_p" not in (server.get("samplers") or ()):
+        listed = sent.get("samplers", server.get("samplers"))
+        if sampler is not None and listed is not None:
+            if sampler not in [_SPELLINGS.get(item, item) for item in listed]:
+                return f"samplers leaves {sampler} out"
+        elif sampler == "adaptive_p":  # llama.cpp's own list leaves it out
             return "it runs only where samplers names adaptive_p"
     if name in _PENALTIES and sent.get("repeat_last_n", server.get("repeat_last_n")) == 0:
         return "repeat_last_n is 0, so nothing is penalized"

@@ -15,7 +15,7 @@ from deck.normalize.report import Report
 from deck.steps import note_idle
 
 
-def idle(sent: dict[str, Any], asked: dict[str, Any], server: dict[str, float]) -> list[str]:
+def idle(sent: dict[str, Any], asked: dict[str, Any], server: dict[str, Any]) -> list[str]:
     report = Report()
     note_idle(TextRequest(model="m1", prompt="a", sampling=sent), asked, Facts(sampling=server), report, {})
     return [note.path for note in report.notes]
@@ -63,6 +63,8 @@ def test_a_sampler_that_must_be_named_is_listed_where_it_is_not() -> None:
     asked = {"adaptive_target": 0.3, "adaptive_decay": 0.5}
     assert idle(asked, asked, {}) == list(asked)
     assert idle({**asked, "samplers": ["adaptive_p"]}, asked, {}) == []
+    assert idle(asked, asked, {"samplers": ("temperature", "adaptive_p")}) == [], "the operator named it"
+    assert idle(asked, asked, {"samplers": ("temperature",)}) == list(asked)
 
 
 def test_penalties_of_no_tokens_are_listed() -> None:

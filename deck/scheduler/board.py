@@ -17,7 +17,7 @@ from deck.contracts import Doing, Launcher, Replica, Replicated, Server, ServerS
 from deck.errors import DeckError, ErrorKind, NotRunError
 from deck.profile import Profile
 from deck.scheduler.hold import Admission
-from deck.scheduler.idle import IdleTimers
+from deck.scheduler.idle import TICK, IdleTimers
 from deck.scheduler.models import Models, slots_of
 from deck.scheduler.policy import Policy
 from deck.scheduler.quotes import Quote, Quotes
@@ -33,7 +33,6 @@ _DOWN = (ServerState.STOPPED, ServerState.FAILED)
 _WEIGH = 1.0
 # How long may pass between the last of a server that failed and its end; seconds.
 _MOMENT = 1.0
-_TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
 class Board:
@@ -450,7 +449,7 @@ class Board:
 
     def _expire(self) -> None:
         self._expiry = None
-        self._execute(self._policy.expire(asyncio.get_running_loop().time() + _TICK))
+        self._execute(self._policy.expire(asyncio.get_running_loop().time() + TICK))
 
     async def close(self) -> None:
         """Refuse who waits and stop every server."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from deck.contracts import Server, ServerState
 from deck.profile import Profile
 
-_TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
+TICK = 0.001  # uvloop's clock counts whole milliseconds, so a timer may fire this early
 
 
 class IdleTimers:
@@ -60,7 +60,7 @@ class IdleTimers:
         loop = asyncio.get_running_loop()
         now = loop.time()
         left = self._since[name] + ttl - now
-        if left > _TICK:
+        if left > TICK:
             self._timers[name] = loop.call_later(left, self._look, name, ttl)
         else:
             self._on_idle(name, now)

@@ -123,7 +123,7 @@ def facts_of(props: Mapping[str, Any], metadata: Mapping[str, Any]) -> Facts:
         template_caps=_booleans(props.get("chat_template_caps")),
         build=_typed(props.get("build_info"), str),
         metadata=metadata,
-        sampling=_numbers(settings.get("params")) if isinstance(settings, dict) else {},
+        sampling=_sampling(settings.get("params")) if isinstance(settings, dict) else {},
     )
 
 
@@ -145,6 +145,15 @@ def _numbers(value: Any) -> Mapping[str, float]:
         return {}
     found = {name: item for name, item in value.items() if isinstance(item, int | float) and not isinstance(item, bool)}
     return {name: float(f"{item:.7g}") if isinstance(item, float) else item for name, item in found.items()}
+
+
+def _sampling(value: Any) -> Mapping[str, Any]:
+    """Return the numbers, and which samplers run in which order, where it is told."""
+    found: dict[str, Any] = dict(_numbers(value))
+    names = value.get("samplers") if isinstance(value, dict) else None
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        found["samplers"] = tuple(names)
+    return found
 
 
 def _booleans(value: Any) -> Mapping[str, bool]:

@@ -101,6 +101,17 @@ def test_an_empty_prompt_gets_what_llama_server_gives(deck: LiveDeck) -> None:
     assert (whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == ("", "length")
 
 
+def test_samplers_are_reported_as_the_engine_runs_them(deck: LiveDeck) -> None:
+    """Its own list holds all but one, which must be named."""
+    chain = {"top_k": 5, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9, "top_n_sigma": 1, "repeat_penalty": 1.1}
+    chain |= {"xtc_probability": 0.1, "dry_multiplier": 0.5, "dynatemp_range": 0.1, "presence_penalty": 0.1}
+    assert "x-athena-compatibility-ignored" not in post(deck, ask(**chain)).headers
+    told = post(deck, ask(adaptive_target=0.3, mirostat=0)).headers["x-athena-compatibility-ignored"]
+    assert told == "adaptive_target"
+    told = post(deck, ask(**chain, mirostat=2)).headers["x-athena-compatibility-ignored"]
+    assert told.split(", ") == sorted(chain)
+
+
 def test_a_grammar_is_held(deck: LiveDeck) -> None:
     assert choice(deck, ask(grammar='root ::= "yes" | "no"'))["text"] in ("yes", "no")
     assert choice(deck, ask(grammar='root ::= "x🌍y"'))["text"] == "x🌍y"

@@ -43,7 +43,8 @@ def test_it_is_asked_what_it_is_with_the_key_from_the_environment() -> None:
 def test_its_own_sampling_is_known_where_it_tells() -> None:
     params = {"temperature": 0.800000011920929, "top_k": 40, "seed": 4294967295, "samplers": ["top_k"], "stream": True}
     found = facts_of({"default_generation_settings": {"n_ctx": 8, "params": params}}, {})
-    assert found.sampling == {"temperature": 0.8, "top_k": 40, "seed": 4294967295}
+    numbers = {"temperature": 0.8, "top_k": 40, "seed": 4294967295}
+    assert found.sampling == {**numbers, "samplers": ("top_k",)}, "which of them run is known too"
     assert facts_of({"default_generation_settings": {"params": []}}, {}).sampling == {}
     assert facts_of({}, {}).sampling == {}
 
