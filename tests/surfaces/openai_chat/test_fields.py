@@ -299,6 +299,17 @@ def test_an_effort_on_a_template_without_efforts_is_reported() -> None:
             "unknown_parameter",
         ),
         (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "read_note", "mode": "auto"}},
+            "tool_choice.mode",
+            "unsupported_parameter",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {**ALLOWED, "name": "read_note"}},
+            "tool_choice.name",
+            "unsupported_parameter",
+        ),
+        ({"tools": [TOOL], "tool_choice": {**ALLOWED, "mode": "auto"}}, "tool_choice.mode", "unsupported_parameter"),
+        (
             {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom"}]}},
             "tool_choice.tools[0].type",
             None,

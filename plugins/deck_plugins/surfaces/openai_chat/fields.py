@@ -190,6 +190,22 @@ FUNCTION = Table(
         Field.annotation("cache_control", _CACHE),
     ),
 )
+CHOICE = Table(
+    "chat.tool_choice",
+    (
+        Field.mapped("type", string()),
+        Field.mapped("function", mapping()),
+        Field.mapped("name", string()),
+        Field.mapped("allowed_tools", mapping()),
+        Field.mapped("mode", one_of("auto", "required")),
+        Field.mapped("tools", array()),
+    ),
+)
+CHOSEN = Table("chat.tool_choice.function", (Field.mapped("name", string()),))
+ALLOWED = Table(
+    "chat.tool_choice.allowed_tools",
+    (Field.mapped("mode", one_of("auto", "required")), Field.mapped("tools", array())),
+)
 FORMAT = Table(
     "chat.response_format",
     (
@@ -222,6 +238,9 @@ TABLES = {
     "messages[].tool_calls[].function": CALL_FUNCTION,
     "tools[]": TOOL,
     "tools[].function": FUNCTION,
+    "tool_choice": CHOICE,
+    "tool_choice.function": CHOSEN,
+    "tool_choice.allowed_tools": ALLOWED,
     "response_format": FORMAT,
     "response_format.json_schema": FORMAT_SCHEMA,
 }

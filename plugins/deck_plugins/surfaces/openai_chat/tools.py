@@ -6,7 +6,7 @@ from typing import Any
 
 from deck.api import Reader, Tool, ToolChoice, Values, invalid, out_of_range, wrong_type
 
-from .fields import FUNCTION, TOOL
+from .fields import ALLOWED, CHOICE, CHOSEN, FUNCTION, TOOL
 
 _MODES = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 _STRICT = "llama-server constrains the call by a grammar; a whole call that Deck finds to hold is not listed"
@@ -92,10 +92,11 @@ def _choice(reader: Reader, fields: Values, names: list[str]) -> ToolChoice | No
             value, where = fields.get(field), fields.path(field)
             if field == "function_call":
                 reader.report.changed(where, "is read as tool_choice", shown=f"{where}>tool_choice")
-                if isinstance(value, dict):
-                    _check_members(reader, value, where, "name")
-                    value = {"type": "function", "name": value.get("name")}
-            choice = _read_choice(reader, value, where, names)
+            if field == "function_call" and isinstance(value, dict):
+                name = _offered(reader.read(CHOSEN, value, where).get("name"), where, names)
+                choice = ToolChoice("required", (name,))
+            else:
+                choice = _read_choice(reader, value, where, names)
             if choice.names is not None:
                 reader.report.changed(where, "the tools are narrowed to the named ones", shown=f"{where}>tools")
             elif choice.mode == "none" and names:
@@ -113,57 +114,63 @@ def _read_choice(reader: Reader, value: Any, path: str, names: list[str]) -> Too
         return ToolChoice(_MODES[value])  # type: ignore[arg-type]  # the table's values are the three modes
     if not isinstance(value, dict):
         raise wrong_type(path, "a string or an object", value)
-    kind = value.get("type")
-    if not isinstance(kind, str):
+    choice = reader.read(CHOICE, value, path)
+    kind = choice.get("type")
+    if kind is None:
         raise wrong_type(f"{path}.type", "a string", kind)
-    if kind in _MODES and set(value) == {"type"}:
+    if kind in _MODES and len(choice.values) == 1:
         return ToolChoice(_MODES[kind])  # type: ignore[arg-type]  # likewise
     if kind == "function":
-        return ToolChoice("required", (_named(reader, value, path, names),))
+        return ToolChoice("required", (_named(reader, choice, path, names),))
     if kind == "allowed_tools":
-        allowed: Any = value
-        at = path
-        if "allowed_tools" in value:
-            _check_members(reader, value, path, "type", "allowed_tools")
-            allowed, at = value["allowed_tools"], f"{path}.allowed_tools"
-        if isinstance(allowed, dict):
-            _check_members(reader, allowed, at, "mode", "tools", *(("type",) if at == path else ()))
-        mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
-        if mode not in ("auto", "required") or not isinstance(listed, list):
-            raise invalid(f"{path}: allowed_tools takes a mode auto or required and tools", path, "unsupported_value")
-        return ToolChoice(
-            mode, tuple(_named(reader, tool, f"{at}.tools[{place}]", names) for place, tool in enumerate(listed))
-        )
+        return _allowed(reader, choice, path, names)
     raise invalid(f"{path}: {kind!r} cannot be forced here; Deck runs no tools", path, "unsupported_value")
 
 
-def _named(reader: Reader, value: Any, path: str, names: list[str]) -> str:
+def _allowed(reader: Reader, choice: Values, path: str, names: list[str]) -> ToolChoice:
+    allowed, at = choice, path
+    if "allowed_tools" in choice:
+        _refuse(choice, path, "mode", "tools")
+        at = f"{path}.allowed_tools"
+        allowed = reader.read(ALLOWED, choice.get("allowed_tools"), at)
+    _refuse(choice, path, "name", "function")
+    if "mode" not in allowed or "tools" not in allowed:
+        raise invalid(f"{path}: allowed_tools takes a mode auto or required and tools", path, "unsupported_value")
+    found = []
+    for place, item in enumerate(allowed.get("tools")):
+        where = f"{at}.tools[{place}]"
+        if not isinstance(item, dict):
+            raise wrong_type(where, "an object", item)
+        found.append(_named(reader, reader.read(CHOICE, item, where), where, names))
+    return ToolChoice(allowed.get("mode"), tuple(found))
+
+
+def _named(reader: Reader, choice: Values, path: str, names: list[str]) -> str:
     """Return the name of an offered function, which stands in the object or in its `function`."""
-    function = value
-    if isinstance(value, dict):
-        _check_members(reader, value, path, "type", "name", "function")
-        if value.get("type", "function") != "function":
-            raise invalid(f"{path}.type: {value['type']!r} cannot be chosen here; Deck runs no tools", f"{path}.type")
-        if "function" in value:
-            function = value["function"]
-            if isinstance(function, dict):
-                _check_members(reader, function, f"{path}.function", "name")
-                if "name" in value and value["name"] != function.get("name"):
-                    at = f"{path}.name"
-                    raise invalid(f"{at} and {path}.function.name say different things; send one of them", at)
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    if (kind := choice.get("type", "function")) != "function":
+        raise invalid(f"{path}.type: {kind!r} cannot be chosen here; Deck runs no tools", f"{path}.type")
+    _refuse(choice, path, "mode", "tools", "allowed_tools")
+    name = choice.get("name")
+    if "function" in choice:
+        inner = reader.read(CHOSEN, choice.get("function"), f"{path}.function").get("name")
+        if name not in (None, inner):
+            at = f"{path}.name"
+            raise invalid(f"{at} and {path}.function.name say different things; send one of them", at)
+        name = inner
+    return _offered(name, path, names)
+
+
+def _offered(name: str | None, path: str, names: list[str]) -> str:
+    if name is None:
         raise invalid(f"{path}: expected the name of a function", path, "missing_required_parameter")
     if name not in names:
         raise invalid(f"{path}: no tool named {name!r} is offered", path, "unsupported_value")
     return name
 
 
-def _check_members(reader: Reader, value: dict[str, Any], path: str, *known: str) -> None:
-    """Refuse members that mean nothing there; a lenient reader only says so."""
-    for name in value:
-        if name not in known:
-            at = f"{path}.{name}"
-            if not reader.lenient:
-                raise invalid(f"{at}: unknown field; known are {', '.join(known)}", at, "unknown_parameter")
-            reader.report.ignored(at, "unknown field")
+def _refuse(choice: Values, path: str, *members: str) -> None:
+    """Refuse members that belong to a choice of another type."""
+    for member in members:
+        if member in choice:
+            at = f"{path}.{member}"
+            raise invalid(f"{at}: a choice of this type has none", at, "unsupported_parameter")
