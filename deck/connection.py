@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 
 from deck import json
 from deck.http import Scope, new_request_id
+from deck.outbox import PIECES, outbox_of
 from deck.turn import App, Turn
 
 _log = logging.getLogger("uvicorn.error")
@@ -63,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive: float = config.timeout_keep_alive
         self._state = server_state
         self._loop = _loop or asyncio.get_event_loop()
+        self._outbox = outbox_of(self._loop)
         # A second request behind one that asked for the connection's end is no error of the first.
         self._parser: httptools.HttpRequestParser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -78,10 +80,8 @@ class Connection(asyncio.Protocol):
         self.is_paused = False
         self._held = 0
         self._has_moved = False
-        self._is_in_body = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._expects_continue = False
 
     # The transport's calls.
 
@@ -140,37 +140,31 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Begin a head."""
         self._has_moved = True
-        self._is_in_body = False
         self._url = b""
         self._headers = []
-        self._expects_continue = False
 
     def on_url(self, url: bytes) -> None:
         """Keep a piece of the URL."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; a trailer is of no use to anyone and not kept."""
-        if not self._is_in_body:
-            name = name.lower()
-            self._headers.append((name, value))
-            if name == b"expect" and value.lower() == b"100-continue":
-                self._expects_continue = True
+        """Keep a header."""
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """End a head: the request is served as soon as the one before it is answered."""
-        self._has_moved = self._is_in_body = True
+        self._has_moved = True
+        headers = [(name.lower(), value) for name, value in self._headers]
+        self._headers = []  # for trailers, which are of no use to anyone
+        named = dict(headers)
         parser = self._parser
         version = parser.get_http_version()
         path, raw_path, query = _TARGETS.get(self._url) or _target(self._url)
         method = parser.get_method().decode("ascii")
-        turn = Turn(
-            self,
-            is_head=method == "HEAD",
-            keep_alive=version != "1.0" and parser.should_keep_alive(),
-            expects_continue=self._expects_continue,
-            takes_chunks=version != "1.0",
-        )
+        is_old = version == "1.0"
+        keep_alive = not is_old and parser.should_keep_alive()
+        by_name = named if len(named) == len(headers) else None
+        turn = Turn(self, by_name, method == "HEAD", keep_alive, b"expect" in named and _expects(headers), not is_old)
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -181,7 +175,7 @@ class Connection(asyncio.Protocol):
             "raw_path": raw_path,
             "query_string": query,
             "root_path": "",
-            "headers": self._headers,
+            "headers": headers,
             "deck.turn": turn,
         }
         self._incoming = turn
@@ -202,7 +196,9 @@ class Connection(asyncio.Protocol):
         """End a body."""
         if self._incoming is not None:
             self._incoming.end()
-            if self._turn is None:  # the answer came before the end of the body
+            if self._turn is self._incoming:
+                self._outbox.expect()
+            elif self._turn is None:  # the answer came before the end of the body
                 self._stop_lingering()
                 self._rest()
 
@@ -210,14 +206,20 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Write to the client."""
-        self._transport.write(data)
+        self._outbox.write(self._transport, data)
+
+    def write_piece(self, data: bytes) -> None:
+        """Write a piece of a stream to the client."""
+        self._outbox.write(self._transport, data, PIECES)
 
     def close(self) -> None:
         """Close when all is written."""
+        self._outbox.flush()
         self._transport.close()
 
     def abort(self) -> None:
         """Reset the connection: nobody may take its end for an answer's."""
+        self._outbox.flush()
         peer = self._transport.get_extra_info("socket")
         with contextlib.suppress(OSError, AttributeError):
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
@@ -259,7 +261,7 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """End the connection after the answer that is being sent; uvicorn calls this when it stops."""
         if self._turn is None:
-            self._transport.close()
+            self.close()
         else:
             self._turn.keep_alive = False
 
@@ -302,8 +304,13 @@ class Connection(asyncio.Protocol):
                 len(body),
             )
             identity = new_request_id().encode()
-            self._transport.write(b"%bx-request-id: %b\r\nconnection: close\r\n\r\n%b" % (head, identity, body))
-        self._transport.close()
+            self.write(b"%bx-request-id: %b\r\nconnection: close\r\n\r\n%b" % (head, identity, body))
+        self.close()
+
+
+def _expects(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Tell whether a client waits to be told that it may send its body."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 _TARGETS: dict[bytes, _Target] = {}

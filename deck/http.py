@@ -66,13 +66,6 @@ def identities(sent: bytes | None) -> tuple[str, str]:
     return "req_" + random[:12].hex(), random[12:].translate(_AS_LETTER).decode("ascii")
 
 
-def by_name(scope: Scope) -> dict[bytes, bytes] | None:
-    """Return the headers by lower-case name, None if one stands twice."""
-    listed = scope["headers"]
-    found = dict(listed)
-    return found if len(found) == len(listed) else None
-
-
 def new_request_id() -> str:
     """Return an id no other request has."""
     return "req_" + _random.take(12).hex()

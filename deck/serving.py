@@ -21,7 +21,7 @@ from deck.config import Config
 from deck.contracts import ExchangeRecord, Route, ServerState, Surface
 from deck.errors import DeckError, ErrorKind, without_models, without_paths
 from deck.exchange import Exchange
-from deck.http import Receive, Scope, Send, by_name, header, identities
+from deck.http import Receive, Scope, Send, header, identities
 from deck.operation import Operation
 from deck.pipeline import Pipeline
 from deck.reply import Reply
@@ -128,18 +128,11 @@ class Serving(abc.ABC):
         assert task is not None
         self.task: asyncio.Task[Any] = task
         self.now = time.time()
-        # Deck's own server writes names in lower case.
-        self.headers = headers = by_name(scope) if self.turn is not None else None
+        self.headers = headers = self.turn.headers if self.turn is not None else None
         self.wire = wire
         identity, seed = identities(header(scope, b"x-request-id") if headers is None else headers.get(b"x-request-id"))
-        self.exchange = Exchange(
-            id=identity,
-            surface=wire,
-            principal=NOBODY,
-            seed=seed,
-            began=time.monotonic(),
-            operation=route.operation,
-        )
+        self.exchange = Exchange(identity, wire, NOBODY, seed, time.monotonic())
+        self.exchange.operation = route.operation
         # Not a method of this object: what an exchange leaves behind must need no garbage collection.
         self.reply = Reply(send, partial(_headers_of_answer, self.exchange), self.turn)
         self.is_stream = False
@@ -276,35 +269,39 @@ class Serving(abc.ABC):
         told = self._summary()
         first, notes = exchange.first_token, exchange.report.notes
         self.endpoint.observe(
+            # By place: twenty names would cost as much again as the record itself.
             ExchangeRecord(
-                id=exchange.id,
-                surface=self.wire.name,
-                model=exchange.profile.id if exchange.profile else "",
-                principal=exchange.principal.name,
-                outcome=self.outcome,
-                status=self.status,
-                stream=told.stream,
-                duration=now - exchange.began,
-                queued=(exchange.granted or now) - exchange.began,
-                first_token=first - exchange.began if first is not None else None,
-                prompt_tokens=told.prompt,
-                completion_tokens=told.completion,
-                cached_tokens=told.cached,
-                finish=told.finish,
-                notes=[(note.kind._value_, note.field) for note in notes] if notes else (),
-                lane=told.lane,
-                left_lane=exchange.left._value_ if exchange.left is not None else None,
-                replica=exchange.replica,
-                retries=exchange.retries,
+                exchange.id,
+                self.wire.name,
+                exchange.profile.id if exchange.profile else "",
+                exchange.principal.name,
+                self.outcome,
+                self.status,
+                told.stream,
+                now - exchange.began,
+                (exchange.granted or now) - exchange.began,
+                first - exchange.began if first is not None else None,
+                told.prompt,
+                told.completion,
+                told.cached,
+                told.finish,
+                [(note.kind._value_, note.field) for note in notes] if notes else (),
+                told.lane,
+                exchange.left._value_ if exchange.left is not None else None,
+                exchange.replica,
+                exchange.retries,
             )
         )
 
 
 def _headers_of_answer(exchange: Exchange) -> list[tuple[bytes, bytes]]:
     identity = exchange.id.encode()
-    headers = [(name.encode(), identity) for name in exchange.surface.id_headers]
-    for name, value in exchange.report.headers():
-        headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
+    headers = []
+    for name in exchange.surface.id_headers:
+        headers.append((name.encode(), identity))  # a comprehension is a call more
+    if exchange.report.size:
+        for name, value in exchange.report.headers():
+            headers.append((name.lower().encode(), value.encode("latin-1", "replace")))
     return headers
 
 

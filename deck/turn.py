@@ -11,7 +11,7 @@ import asyncio
 import http
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from deck.http import Message, Receive, Scope, Send
@@ -22,7 +22,6 @@ _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _NO_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _STATUS = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _BODILESS = (204, 304)
-_LINE = b"%b: %b\r\n".__mod__
 _FAULT = b"Internal Server Error"
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -37,6 +36,10 @@ class Carrier(Protocol):
 
     def write(self, data: bytes) -> None:
         """Write to the client."""
+        ...
+
+    def write_piece(self, data: bytes) -> None:
+        """Write a piece of a stream to the client."""
         ...
 
     def close(self) -> None:
@@ -63,7 +66,8 @@ class Carrier(Protocol):
 class Turn:
     """A request that is being received and answered; its connection alone fills it.
 
-    `size` is how many bytes of the body wait to be read, `task` the one that answers. A client of HTTP/1.0 takes no
+    `headers` are those of the request by name, None = one stands twice. `size` is how many bytes of the body wait to be
+    read, `task` the one that answers. A client of HTTP/1.0 takes no
     chunks: its stream ends with the connection.
     """
 
@@ -77,6 +81,7 @@ class Turn:
         "expects_continue",
         "has_begun",
         "has_news",
+        "headers",
         "is_complete",
         "is_gone",
         "is_head",
@@ -89,9 +94,16 @@ class Turn:
     )
 
     def __init__(
-        self, carrier: Carrier, *, is_head: bool, keep_alive: bool, expects_continue: bool, takes_chunks: bool = True
+        self,
+        carrier: Carrier,
+        headers: Mapping[bytes, bytes] | None,
+        is_head: bool,
+        keep_alive: bool,
+        expects_continue: bool,
+        takes_chunks: bool = True,
     ) -> None:
         self._carrier = carrier
+        self.headers = headers
         self.keep_alive = keep_alive
         self.takes_chunks = takes_chunks
         self.expects_continue = expects_continue
@@ -176,18 +188,18 @@ class Turn:
             if self._chunked:
                 head = b"%btransfer-encoding: chunked\r\n\r\n%x\r\n" % (head[:-2], len(data))
                 data = b"%b\r\n" % data
-            self._carrier.write(head + data)
+            self._carrier.write_piece(head + data)
 
     def write(self, data: bytes) -> None:
         """Send more of a stream."""
         if not self.is_gone:
-            self._carrier.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self._carrier.write_piece(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def finish(self) -> None:
         """End a stream."""
         if not self.is_gone:
             if self._chunked:
-                self._carrier.write(b"0\r\n\r\n")
+                self._carrier.write_piece(b"0\r\n\r\n")
             self._complete()
 
     def cut(self) -> None:
@@ -211,13 +223,16 @@ class Turn:
         await self._carrier.drained()
 
     def _head(self, status: int, headers: Headers) -> bytes:
-        lines = [_STATUS[status]]
-        lines += map(_LINE, headers)
+        pieces, lines = [_STATUS[status]], 2
+        for name, value in headers:
+            pieces += (name, b": ", value, b"\r\n")
+            lines += 1
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines) or b"\0" in head:
+            pieces.append(b"connection: close\r\n")
+            lines += 1
+        pieces.append(b"\r\n")
+        head = b"".join(pieces)
+        if head.count(b"\n") != lines or head.count(b"\r") != lines or b"\0" in head:
             raise ValueError("a header holds a line end")
         return head
 

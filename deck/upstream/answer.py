@@ -50,7 +50,7 @@ class RawResponse:
     )
     # fmt: on
 
-    def __init__(self, connection: Connection, limits: TimeLimits, *, bodiless: bool) -> None:
+    def __init__(self, connection: Connection, limits: TimeLimits, bodiless: bool) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._connection: Connection | None = connection

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 import httptools
 import httpx
 
+from deck.outbox import outbox_of
 from deck.upstream.answer import RawResponse, TimeLimits
 
 _ONE_WRITE = 64 * 1024  # up to here joining head and body is cheaper than a second buffer
@@ -33,9 +34,9 @@ class Connection(asyncio.Protocol):
 
     # fmt: off
     __slots__ = (
-        "_answered", "_complete", "_high_water", "_keep", "_left", "_loose", "_max_head", "_owner", "_parser",
-        "_protest", "_request_sent", "_response", "_reused", "_timer", "_transport", "_write_timer", "closed",
-        "idle_since", "is_held_back", "is_stale", "is_writing", "looks_at", "loop", "target",
+        "_answered", "_complete", "_high_water", "_keep", "_left", "_loose", "_max_head", "_outbox", "_owner",
+        "_parser", "_protest", "_request_sent", "_response", "_reused", "_timer", "_transport", "_write_timer",
+        "closed", "idle_since", "is_held_back", "is_stale", "is_writing", "looks_at", "loop", "target",
     )
     # fmt: on
 
@@ -43,6 +44,7 @@ class Connection(asyncio.Protocol):
         self, owner: Owner, target: object, loop: asyncio.AbstractEventLoop, *, high_water: int, max_head: int
     ) -> None:
         self.loop = loop
+        self._outbox = outbox_of(loop)
         self.target = target
         self.closed: asyncio.Future[None] = loop.create_future()
         self.idle_since = 0.0
@@ -85,7 +87,7 @@ class Connection(asyncio.Protocol):
         assert transport is not None
         self._request_sent = True
         if len(body) <= _ONE_WRITE:
-            transport.write(head + body)
+            self._outbox.write(transport, head + body)
         else:
             transport.writelines((head, body))
         while not (response._has_head or response._error is not None):
@@ -124,7 +126,7 @@ class Connection(asyncio.Protocol):
             self.is_stale = self._reused
             raise httpx.RemoteProtocolError("the server closed the connection before the request was sent")
         self._reset()
-        self._response = response = RawResponse(self, limits, bodiless=bodiless)
+        self._response = response = RawResponse(self, limits, bodiless)
         return response
 
     async def _until_head(self, response: RawResponse) -> RawResponse:
@@ -195,6 +197,8 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self._keep = False
             self._protest = self._protest or f"malformed response: {exc}"
+        if response._chunks:
+            self._outbox.expect()
         if self._complete:
             self._finish(response)
             return

@@ -14,7 +14,6 @@ from uvicorn.server import ServerState
 
 from deck.body import whole_body
 from deck.connection import Connection
-from deck.http import by_name
 
 HEAD = b"POST /v1/x?q=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
 GET = b"GET /a%20b HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -138,7 +137,8 @@ async def test_the_short_cut_takes_a_whole_body_only() -> None:
     seen = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        turn, headers = scope["deck.turn"], by_name(scope)
+        turn = scope["deck.turn"]
+        headers = turn.headers
         seen.append(whole_body(turn, headers, 3))
         seen.append(whole_body(turn, None, 100))
         seen.append(whole_body(turn, {**(headers or {}), b"content-encoding": b"gzip"}, 100))
