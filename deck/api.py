@@ -60,7 +60,8 @@ from deck.normalize import reasoning as reasoning
 from deck.normalize.fields import Field, Reader, Table, Treatment, Values, unknown
 from deck.normalize.ids import digest9, tool_id_of_client
 from deck.normalize.media import audio_of, image_of_url, is_base64
-from deck.normalize.report import Report
+from deck.normalize.memory import Memory
+from deck.normalize.report import Note, Report
 from deck.normalize.sampling import EXTENSIONS, OUT_OF_REACH, SAMPLING, SAMPLING_NAMES
 from deck.normalize.types import (
     FieldType,
@@ -112,8 +113,10 @@ __all__ = [
     "GrammarError",
     "Image",
     "Launcher",
+    "Memory",
     "Message",
     "Needs",
+    "Note",
     "Observer",
     "Operation",
     "Output",

@@ -134,7 +134,7 @@ class ReasoningSetting:
 UNSET_REASONING = ReasoningSetting()
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True)
 class ChatRequest:
     """A conversation to continue.
 
@@ -153,6 +153,23 @@ class ChatRequest:
     stream: bool = False
     extra: Mapping[str, Json] = field(default_factory=dict)
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
+
+    def with_messages(self, messages: tuple[Message, ...]) -> ChatRequest:
+        """Return the same request for other turns."""
+        return ChatRequest(
+            self.model,
+            messages,
+            self.tools,
+            self.tool_choice,
+            self.parallel_tool_calls,
+            self.sampling,
+            self.output,
+            self.reasoning,
+            self.logprobs,
+            self.stream,
+            self.extra,
+            self.template_kwargs,
+        )
 
     @property
     def is_prefill_only(self) -> bool:

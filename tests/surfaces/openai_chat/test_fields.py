@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
 from chat_support import OTHER, TOOL, body, changed, ignored, parse, refusal, upstream, user
 
-from deck.api import Facts, Treatment
+from deck.api import DeckError, Facts, Memory, ParseOptions, Report, Treatment
 from deck.config import Config
 from deck.exchange import Exchange
 from deck.plugins import Plugins
@@ -17,6 +18,8 @@ from deck.serving import NOBODY
 from deck.shaping import Shaper
 from deck_plugins.surfaces.openai_chat import OpenAIChat
 from deck_plugins.surfaces.openai_chat.fields import FIELDS, MESSAGE
+
+parsing = sys.modules["deck_plugins.surfaces.openai_chat.parse"]  # the package has a function of that name
 
 ALLOWED: dict[str, Any] = {
     "type": "allowed_tools",
@@ -574,3 +577,49 @@ def test_a_server_that_continues_no_turn_is_not_said_to(flag: tuple[str, ...]) -
     exchange = Exchange("x", OpenAIChat(), NOBODY, "s" * 40, 0.0, report=report, profile=profile, parsed=parsed)
     Shaper(Plugins(Config())).shape(exchange, Facts())
     assert ignored(report) == ([] if flag else ["add_generation_prompt"])
+
+
+def test_settings_that_were_read_before_say_the_same_again() -> None:
+    fields = {"store": False, "max_completion_tokens": 9, "tools": [TOOL], "user": "someone"}
+    first, noted = parse(body(**fields, messages=[{**user(), "name": "ann"}]))
+    again, noted_again = parse(body(**fields))
+    assert again.request == first.request
+    assert again.reply == first.reply
+    assert again.paths == first.paths == {"max_tokens": "max_completion_tokens"}
+    assert changed(noted_again) == changed(noted) == ["max_completion_tokens>max_tokens"]
+    # What the turns led to is not said of other turns.
+    assert set(ignored(noted)) - set(ignored(noted_again)) == {"messages[].name"}
+    assert set(ignored(noted_again)) >= {"store", "user"}
+    noted_again.ignored("other", "said of this request only")
+    assert "other" not in ignored(parse(body(**fields))[1])
+
+
+@pytest.mark.parametrize("fields", [{"seed": 1.5}, {"store": "x"}, {"unheard_of": 1}, {"temperature": 9}])
+def test_what_was_refused_is_refused_again(fields: dict[str, Any]) -> None:
+    first, again = refusal(body(**fields)), refusal(body(**fields))
+    assert (first.message, first.param) == (again.message, again.param)
+
+
+def test_what_was_read_leniently_or_for_a_count_is_read_anew_otherwise() -> None:
+    fields = {"unheard_of": 1, "temperature": 0.5}
+    assert ignored(parse(body(**fields), lenient=True)[1]) == ["unheard_of"]
+    assert refusal(body(**fields)).code == "unknown_parameter"
+    report = Report()
+    OpenAIChat().parse(body(temperature=0.25), report, ParseOptions(operation="count"))
+    assert ignored(report) == ["temperature"]
+    assert ignored(parse(body(temperature=0.25))[1]) == []
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, False), (0.0, -0.0), ("1", 1)])
+def test_values_that_compare_equal_are_told_apart(one: object, other: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(value: object) -> object:
+        try:
+            return repr(upstream(body(cache_prompt=value))[0]), repr(upstream(body(seed=value))[0])
+        except DeckError as error:
+            return error.message
+
+    monkeypatch.setattr(parsing, "_memory", Memory())
+    fresh = outcome(other)
+    monkeypatch.setattr(parsing, "_memory", Memory())
+    outcome(one)
+    assert outcome(other) == fresh

@@ -9,6 +9,8 @@ from typing import Any
 from deck.api import (
     SAMPLING_NAMES,
     ChatRequest,
+    Memory,
+    Note,
     Parsed,
     ParseOptions,
     Reader,
@@ -16,6 +18,7 @@ from deck.api import (
     Report,
     Values,
     invalid,
+    json,
     out_of_range,
     reasoning,
     wrong_type,
@@ -27,9 +30,6 @@ from .output import read_output
 from .tools import read_tools
 
 _PROTECTED = frozenset({"model", "messages", "tools", "stream", "functions"})
-# What most requests are made of; any other field needs to be looked for.
-_BESIDE_SAMPLING = ("model", "messages", "stream", "stream_options")
-_USUAL = frozenset({*_BESIDE_SAMPLING, *SAMPLING_NAMES})
 # What a prompt is made of; everything else has no effect where nothing is generated.
 _OF_PROMPT = frozenset(
     {
@@ -74,7 +74,17 @@ class Reply:
     service_tier: bool = False
 
 
-_PLAIN, _WITH_USAGE = Reply(), Reply(include_usage=True)
+@dataclass(slots=True)
+class _Settings:
+    """All of a body but its turns: `request` has none."""
+
+    request: ChatRequest
+    reply: Reply
+    paths: Mapping[str, str]
+    notes: tuple[Note, ...]
+
+
+_memory: Memory[_Settings] = Memory()
 
 
 def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Parsed:
@@ -83,22 +93,40 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     Raises:
         DeckError: with the client's own path of what cannot be honoured.
     """
+    beside = dict(body)
+    turns = beside.pop("messages", None)
+    written = json.dumps(beside)
+    key = written, options.lenient, options.operation, options.template_kwargs
+    settings = _memory.get(key)
+    if settings is None:
+        settings = _read_settings(beside, options)
+        _memory.keep(key, settings, len(written))
+    if settings.notes:
+        report.add(settings.notes)
+    if turns is None:
+        raise invalid("messages is required", "messages", "missing_required_parameter")
+    reader = Reader(report, lenient=options.lenient)
+    if type(turns) is not list:
+        reader.read(FIELDS, {"messages": turns})
+    messages = read_messages(reader, turns, remote_images=options.remote_images)
+    return Parsed(settings.request.with_messages(messages), settings.reply, settings.paths)
+
+
+def _read_settings(body: Mapping[str, Any], options: ParseOptions) -> _Settings:
+    report = Report()
     reader = Reader(report, lenient=options.lenient)
     fields = reader.read_with_extra(FIELDS, body, protected=_PROTECTED)
-    for name in ("model", "messages"):
-        if name not in fields.values:
-            raise invalid(f"{name} is required", name, "missing_required_parameter")
+    if "model" not in fields.values:
+        raise invalid("model is required", "model", "missing_required_parameter")
     if options.operation == "count":
         _report_ungenerated(report, fields)
-    if _USUAL.issuperset(fields.values) and "service_tier" not in body:
-        return _usual(reader, fields, options)
     stream = fields.get("stream", False)
     tools, choice = read_tools(reader, fields)
     logprobs = _logprobs(fields, bool(tools))
     setting, exclude, kwargs = _reasoning(reader, fields, options)
     request = ChatRequest(
         model=fields.get("model"),
-        messages=read_messages(reader, fields.get("messages"), remote_images=options.remote_images),
+        messages=(),
         tools=tools,
         tool_choice=choice,
         # An answer in the old form has room for one call.
@@ -126,32 +154,13 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     if reply.token_ids and logprobs is None:
         # llama-server gives the ids of streamed tokens only beside their logprobs.
         request = replace(request, logprobs=0)
-    return Parsed(request, reply, fields.paths)
+    return _Settings(request, reply, fields.paths, report.notes)
 
 
 def _report_ungenerated(report: Report, fields: Values) -> None:
     for name in fields.values:
         if name not in _OF_PROMPT:
             report.ignored(fields.path(name), "nothing is generated", field=name)
-
-
-def _usual(reader: Reader, fields: Values, options: ParseOptions) -> Parsed:
-    """Do what `parse` does where nothing but messages, sampling and streaming was asked for."""
-    values = fields.values
-    stream = values.get("stream", False)
-    sampling = values.copy()
-    for name in _BESIDE_SAMPLING:
-        sampling.pop(name, None)
-    if sampling.get("stop") == []:
-        del sampling["stop"]
-    request = ChatRequest(
-        model=values["model"],
-        messages=read_messages(reader, values["messages"], remote_images=options.remote_images),
-        sampling=sampling,
-        stream=stream,
-    )
-    reply = _WITH_USAGE if "stream_options" in values and _includes_usage(reader, fields, stream) else _PLAIN
-    return Parsed(request, reply, fields.paths)
 
 
 def _sampling(fields: Values) -> dict[str, Any]:
