@@ -93,11 +93,11 @@ class Catalog:
 
     def resolve(self, name: str) -> Match | None:
         """Return the profile of an id or alias, with or without a `[1m]` suffix; None = there is none."""
-        profile = self._names.get(name)
-        if profile is not None:
-            return Match(profile, "id" if profile.id == name else "alias")
-        profile = self._names.get(name.removesuffix(_SUFFIX)) if name.endswith(_SUFFIX) else None
-        return Match(profile, "suffix") if profile is not None else None
+        match = self._names.get(name)
+        if match is not None or not name.endswith(_SUFFIX):
+            return match
+        match = self._names.get(name.removesuffix(_SUFFIX))
+        return Match(match.profile, "suffix") if match is not None else None
 
 
 def shipped_dir() -> Path:
@@ -130,7 +130,7 @@ def _directory(directory: Path) -> list[Profile]:
     return list(found.values())
 
 
-def _names(profiles: Sequence[Profile]) -> dict[str, Profile]:
+def _names(profiles: Sequence[Profile]) -> dict[str, Match]:
     names: dict[str, Profile] = {}
     for profile in profiles:
         if profile.id in names:
@@ -143,4 +143,4 @@ def _names(profiles: Sequence[Profile]) -> dict[str, Profile]:
                 what = "id" if other.id == alias else "alias"
                 message = f"{profile.source}: aliases: {alias!r} is already an {what} in {other.source}; remove one"
                 raise CatalogError(message)
-    return names
+    return {name: Match(profile, "id" if profile.id == name else "alias") for name, profile in names.items()}

@@ -296,7 +296,7 @@ def _nothing() -> Mapping[str, Any]:
     return {}
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True)
 class ReplyHead:
     """What is the same in every piece of one answer, and what only whoever runs the exchange can tell.
 
@@ -460,7 +460,7 @@ class Step(Protocol):
         ...
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True)
 class ExchangeRecord:
     """What became of one exchange; times in seconds; no bodies, no secrets.
 

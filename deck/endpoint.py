@@ -291,14 +291,9 @@ class _Serving(Serving):
         return (projector.feed(told) if told is not None else b"") or projector.heartbeat()
 
     def _head(self) -> ReplyHead:
-        return ReplyHead(
-            seed=self.exchange.seed,
-            created=int(self.now),
-            model=self.exchange.model,
-            # Not a method of this object, which holds the projector that holds it.
-            sampling=partial(self.endpoint._pipeline.sampling, self.exchange),
-            clock=time.time,
-        )
+        # Not a method of this object, which holds the projector that holds it.
+        sampling = partial(self.endpoint._pipeline.sampling, self.exchange)
+        return ReplyHead(self.exchange.seed, int(self.now), self.exchange.model, sampling, time.time)
 
     def _note_first(self, events: list[Event]) -> None:
         for event in events:

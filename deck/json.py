@@ -106,8 +106,9 @@ def loads_request(data: bytes, *, max_depth: int = 128) -> dict[str, Any]:
         _explain(data, exc, max_depth)
     if type(value) is not dict:
         raise invalid(f"the body must be a JSON object, not {_TYPES.get(type(value), 'null')}")
-    # What has few brackets is not deep.
-    is_shallow = data.count(b"[") + data.count(b"{") <= max_depth
+    # What has few brackets is not deep. To take them out is several times faster than to count them.
+    most = max_depth + 1
+    is_shallow = 2 * len(data) - len(data.replace(b"[", b"", most)) - len(data.replace(b"{", b"", most)) <= max_depth
     is_rounded = not is_shallow and _walk(value, max_depth)
     written = orjson.dumps(value)
     if written == data:  # as most clients write it: nothing was repeated, rounded or escaped

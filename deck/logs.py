@@ -32,8 +32,9 @@ _SECRETS = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-# How Deck itself names requests: no secret looks so, unless an operator chose it.
-_OWN_LENGTH = 28
+# How Deck itself names requests, and what of an operator's secrets may stand within such a name.
+_OWN_ID = re.compile(r"req_[0-9a-f]{24}")
+_IN_OWN_ID = re.compile(r"[0-9a-freq_]{1,28}")
 _BARE = re.compile(r"[\w./:@+*\[\]-]+", re.ASCII)
 _EXCHANGE = logging.getLogger("deck.exchange")
 # Loggers whose lines are Deck's; of all others only warnings are of interest.
@@ -79,15 +80,15 @@ class _Handler(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self.setFormatter(lines)
         self.lines = lines
-        self._gathered: list[str] = []
+        self._gathered: list[tuple[ExchangeRecord, float]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         self.release()
         super().emit(record)
 
-    def gather(self, line: str) -> None:
-        self._gathered.append(line)
+    def gather(self, record: ExchangeRecord) -> None:
+        self._gathered.append((record, time.time()))
         if len(self._gathered) >= _MOST_GATHERED:
             self.release()
         if self._loop is None or self._loop.is_closed():
@@ -103,11 +104,12 @@ class _Handler(logging.StreamHandler[TextIO]):
         self.release()
 
     def release(self) -> None:
-        """Write what was gathered."""
-        lines, self._gathered = self._gathered, []
-        if lines:
+        """Write what was gathered: to make many lines in a row takes less than one now and then."""
+        gathered, self._gathered = self._gathered, []
+        if gathered:
             try:
-                self.stream.write("".join(lines))
+                line = self.lines.exchange
+                self.stream.write("".join([line(record, at) for record, at in gathered]))
                 self.stream.flush()
             except (OSError, ValueError):
                 self.handleError(logging.makeLogRecord({"name": _EXCHANGE.name, "levelno": logging.INFO}))
@@ -125,22 +127,17 @@ def release() -> None:
 atexit.register(release)
 
 
-def log_exchange(record: ExchangeRecord) -> None:
-    """Write the line of an exchange that has ended."""
-    if not _EXCHANGE.isEnabledFor(logging.INFO):
-        return
-    if _handler is not None:
-        _handler.gather(_handler.lines.exchange(record, time.time()))
-    else:
-        _EXCHANGE.info("exchange", extra={"fields": fields_of(record)})
-
-
 class ExchangeLog:
     """An observer that logs each exchange."""
 
     def observe(self, record: ExchangeRecord) -> None:
-        """Write its line."""
-        log_exchange(record)
+        """Write the line of an exchange that has ended."""
+        if not _EXCHANGE.isEnabledFor(logging.INFO):
+            return
+        if _handler is not None:
+            _handler.gather(record)
+        else:
+            _EXCHANGE.info("exchange", extra={"fields": fields_of(record)})
 
 
 def redact(text: str) -> str:
@@ -154,10 +151,11 @@ class LineFormatter(logging.Formatter):
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
         self._secrets = sorted(filter(None, (item.strip() for item in secrets)), key=len, reverse=True)
+        self._secrets_in_ids = [secret for secret in self._secrets if _IN_OWN_ID.fullmatch(secret)]
         # All but an exchange's id comes from small sets, and looking for secrets costs more than all the rest.
         self._remembered = lru_cache(maxsize=1024)(self._clean)
-
         self._words = lru_cache(maxsize=1024)(self._pairs)
+        self._second, self._stamp = -1, ""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
@@ -176,11 +174,13 @@ class LineFormatter(logging.Formatter):
 
     def exchange(self, record: ExchangeRecord, now: float) -> str:
         """Return the line of an exchange with its end: what `format` makes of `fields_of`, put together faster."""
+        second = int(now)
+        if second != self._second:
+            self._second, self._stamp = second, f"at={_second(second)}."
         identity = record.id
-        is_own = len(identity) == _OWN_LENGTH and identity[:4] == "req_" and identity[4:].isalnum()
-        if not is_own or not identity.isascii() or (self._secrets and self._holds_secret(identity)):
+        if self._secrets_in_ids or not _OWN_ID.fullmatch(identity):
             identity = self._clean(identity)
-        words = self._words(
+        words, end = self._words(
             record.surface,
             record.model,
             record.principal,
@@ -188,39 +188,52 @@ class LineFormatter(logging.Formatter):
             record.status,
             record.stream,
             record.lane,
+            record.finish,
+            record.left_lane,
         )
-        prompt, completion, cached = record.prompt_tokens, record.completion_tokens, record.cached_tokens
-        first, finish = record.first_token, record.finish
+        prompt, completion, cached, first = (
+            record.prompt_tokens,
+            record.completion_tokens,
+            record.cached_tokens,
+            record.first_token,
+        )
         return (
-            f"at={_moment(now)} level=info logger=deck.exchange event=exchange id={identity} {words}"
-            f" duration={record.duration:.4f} queued={record.queued:.4f}"
+            f"{self._stamp}{int((now - second) * 1000):03d}Z level=info logger=deck.exchange event=exchange"
+            f" id={identity}{words} duration={record.duration:.4f} queued={record.queued:.4f}"
             f"{'' if first is None else f' first_token={first:.4f}'}"
             f"{'' if prompt is None else f' prompt_tokens={prompt}'}"
             f"{'' if completion is None else f' completion_tokens={completion}'}"
             f"{'' if cached is None else f' cached_tokens={cached}'}"
-            f"{'' if finish is None else f' finish={self._shown(finish)}'}"
-            f"{'' if record.left_lane is None else f' left_lane={self._shown(record.left_lane)}'}"
-            f" notes={len(record.notes)}{_repaired(record) if record.notes else ''}"
+            f"{end} notes={len(record.notes)}{_repaired(record) if record.notes else ''}"
             f"{self._on_replica(record) if record.replica else ''}\n"
         )
 
     def _on_replica(self, record: ExchangeRecord) -> str:
         return f" replica={self._shown(record.replica)}{f' retries={record.retries}' if record.retries else ''}"
 
-    def _holds_secret(self, text: str) -> bool:
-        return any(secret in text for secret in self._secrets)
-
     def _pairs(
-        self, surface: str, model: str, principal: str, outcome: str, status: int, stream: bool, lane: str
-    ) -> str:
-        """Return the middle of an exchange's line: what comes from small sets."""
-        text = f"surface={self._shown(surface)}"
+        self,
+        surface: str,
+        model: str,
+        principal: str,
+        outcome: str,
+        status: int,
+        stream: bool,
+        lane: str,
+        finish: str | None,
+        left_lane: str | None,
+    ) -> tuple[str, str]:
+        """Return what comes from small sets of an exchange's line: its middle, and what stands behind the tokens."""
+        text = f" surface={self._shown(surface)}"
         if model:
             text += f" model={self._shown(model)}"
         if principal:
             text += f" principal={self._shown(principal)}"
         text += f" outcome={self._shown(outcome)} status={status} stream={'true' if stream else 'false'}"
-        return f"{text} lane={self._shown(lane)}" if lane else text
+        if lane:
+            text += f" lane={self._shown(lane)}"
+        end = "" if finish is None else f" finish={self._shown(finish)}"
+        return text, end if left_lane is None else f"{end} left_lane={self._shown(left_lane)}"
 
     def _shown(self, value: object) -> str:
         if not isinstance(value, str):
@@ -277,7 +290,6 @@ def _moment(seconds: float) -> str:
     return f"{_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
 
 
-@lru_cache(maxsize=2)
 def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 

@@ -18,6 +18,7 @@ from deck.exchange import Exchange
 from deck.profile import Profile
 from deck.scheduler.lanes import Lane, RouteNeeds, Switches, route_decide
 from deck.scheduler.slots import Claim, SlotBook
+from deck.steps import changes_values
 
 _ALL = Switches()
 _STREAMED, _BUFFERED = RouteNeeds(stream=True), RouteNeeds()
@@ -154,7 +155,7 @@ def needs_of(request: Request, profile: Profile, *, continues: bool = False) -> 
     """
     tools = bool(request.tools) if isinstance(request, ChatRequest) else False
     prefill_only = request.is_prefill_only
-    greedy = not (request.stream or tools) and _is_greedy(request, profile)
+    greedy = not (request.stream or tools) and _is_greedy(_in_effect(request, profile))
     if not (greedy or continues or tools or prefill_only):
         return _STREAMED if request.stream else _BUFFERED
     if not greedy:
@@ -170,7 +171,7 @@ def needs_of(request: Request, profile: Profile, *, continues: bool = False) -> 
         continues=continues,
         greedy=True,
         thinking=isinstance(request, ChatRequest) and _thinks(request),
-        stops=bool(_effective("stop", request, profile)),
+        stops=bool(_in_effect(request, profile).get("stop")),
         logprobs=request.logprobs is not None,
     )
 
@@ -180,15 +181,14 @@ def _thinks(request: ChatRequest) -> bool:
     return bool(asked.enabled) or asked.effort not in (None, "none") or bool(asked.budget)
 
 
-def _is_greedy(request: Request, profile: Profile) -> bool:
-    is_first = _effective("temperature", request, profile) == 0 or _effective("top_k", request, profile) == 1
-    return is_first and not any(_effective(name, request, profile) for name in _CHANCE)
+def _is_greedy(sampling: Mapping[str, Any]) -> bool:
+    is_first = sampling.get("temperature") == 0 or sampling.get("top_k") == 1
+    return is_first and not any(sampling.get(name) for name in _CHANCE)
 
 
-def _effective(name: str, request: Request, profile: Profile) -> object:
-    if name in profile.drop:
-        return None
-    for values in (profile.force, request.sampling, profile.defaults):
-        if name in values:
-            return values[name]
-    return None
+def _in_effect(request: Request, profile: Profile) -> Mapping[str, Any]:
+    """Return the sampling as the profile will have it, but for its limits."""
+    if not changes_values(profile):
+        return request.sampling
+    sampling = {**profile.defaults, **request.sampling, **profile.force}
+    return {name: value for name, value in sampling.items() if name not in profile.drop}

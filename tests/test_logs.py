@@ -88,7 +88,9 @@ def test_an_exchange_is_one_line(stream: io.StringIO) -> None:
 
 
 def test_what_is_not_known_of_an_exchange_is_left_out(stream: io.StringIO) -> None:
-    logs.log_exchange(dataclasses.replace(RECORD, model="", principal="", first_token=None, finish=None, lane=""))
+    logs.ExchangeLog().observe(
+        dataclasses.replace(RECORD, model="", principal="", first_token=None, finish=None, lane="")
+    )
     found = pairs(stream.getvalue())
     assert not {"model", "principal", "first_token", "finish", "lane"} & set(found)
 
@@ -120,17 +122,17 @@ def test_an_exchange_is_written_as_any_event_is(changes: dict[str, Any]) -> None
 
 def test_exchanges_are_gathered_and_written_before_any_other_line(stream: io.StringIO) -> None:
     async def run() -> None:
-        logs.log_exchange(RECORD)
-        logs.log_exchange(dataclasses.replace(RECORD, id="req_2"))
+        logs.ExchangeLog().observe(RECORD)
+        logs.ExchangeLog().observe(dataclasses.replace(RECORD, id="req_2"))
         assert stream.getvalue() == ""
         logging.getLogger("deck.test").info("third")
         assert [pairs(line)["event"] for line in stream.getvalue().splitlines()] == ["exchange", "exchange", "third"]
-        logs.log_exchange(RECORD)
+        logs.ExchangeLog().observe(RECORD)
         async with asyncio.timeout(10):
             while stream.getvalue().count("\n") < 4:
                 await asyncio.sleep(0)
         for _ in range(1000):
-            logs.log_exchange(RECORD)
+            logs.ExchangeLog().observe(RECORD)
         assert stream.getvalue().count("\n") > 4 + 512, "only so many are held back"
 
     asyncio.run(run())
@@ -140,7 +142,7 @@ def test_exchanges_are_gathered_and_written_before_any_other_line(stream: io.Str
 
 def test_an_exchange_below_the_level_costs_nothing(stream: io.StringIO) -> None:
     logs.configure("warning", stream)
-    logs.log_exchange(RECORD)
+    logs.ExchangeLog().observe(RECORD)
     assert stream.getvalue() == ""
 
 
@@ -251,8 +253,8 @@ def test_configuring_again_replaces_the_first(stream: io.StringIO) -> None:
 
 def test_what_was_found_in_a_models_text_is_in_the_line(stream: io.StringIO) -> None:
     found = (("changed", "rescued_call"), ("changed", "leaked_thinking"), ("ignored", "metadata"))
-    logs.log_exchange(dataclasses.replace(RECORD, notes=found))
-    logs.log_exchange(RECORD)
+    logs.ExchangeLog().observe(dataclasses.replace(RECORD, notes=found))
+    logs.ExchangeLog().observe(RECORD)
     first, second = stream.getvalue().splitlines()
     assert (pairs(first)["rescued_call"], pairs(first)["leaked_thinking"]) == ("1", "1")
     assert "rescued" not in pairs(second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from deck import json
@@ -14,7 +14,7 @@ from deck.canon.value import value
 AnswerPart = Text | Reasoning | ToolCall
 
 
-@value(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True)
 class Answer:
     """What the model produced, in order, and how it ended.
 
@@ -33,8 +33,8 @@ class Answer:
 @dataclass(slots=True)
 class _Open:
     start: PartStart
-    text: list[str] = field(default_factory=list)
-    first_logprob: int = 0
+    text: list[str]
+    first_logprob: int
 
 
 class Fold:
@@ -63,26 +63,23 @@ class Fold:
             DeckError: the stream failed.
         """
         for event in events:
-            match event:
-                case PartDelta():
-                    assert self._open is not None
-                    self._open.text.append(event.text)
-                    if event.logprobs:
-                        self._logprobs.extend(event.logprobs)
-                case PartStart():
-                    self._open = _Open(event, first_logprob=len(self._logprobs))
-                case PartEnd():
-                    self._close()
-                case Finish():
-                    self._finish = event
-                case Start():
-                    self._fingerprint = event.fingerprint
-                case Failed():
-                    raise event.error
-                case Progress():
-                    pass
-                case _:
-                    assert_never(event)
+            if isinstance(event, PartDelta):
+                assert self._open is not None
+                self._open.text.append(event.text)
+                if event.logprobs:
+                    self._logprobs.extend(event.logprobs)
+            elif isinstance(event, PartStart):
+                self._open = _Open(event, [], len(self._logprobs))
+            elif isinstance(event, PartEnd):
+                self._close()
+            elif isinstance(event, Finish):
+                self._finish = event
+            elif isinstance(event, Start):
+                self._fingerprint = event.fingerprint
+            elif isinstance(event, Failed):
+                raise event.error
+            elif not isinstance(event, Progress):
+                assert_never(event)
 
     def _close(self) -> None:
         assert self._open is not None
@@ -119,12 +116,12 @@ class Fold:
             else:
                 parts.append(replace(part, arguments=part.arguments or "{}"))
         return Answer(
-            parts=tuple(parts),
-            finish=self._finish,
-            logprobs=tuple(self._logprobs),
-            fingerprint=self._fingerprint,
-            cut_calls=tuple(cut),
-            part_logprobs=tuple(self._logprobs_of),
+            tuple(parts),
+            self._finish,
+            tuple(self._logprobs),
+            self._fingerprint,
+            tuple(cut),
+            tuple(self._logprobs_of),
         )
 
 

@@ -176,13 +176,13 @@ class StandardFamily:
     def turns(self, messages: tuple[Message, ...], facts: Facts, report: Report) -> tuple[Message, ...]:
         """Return the turns as the template takes them."""
         template = facts.template or ""
-        if _has_any(self.one_call, template):
+        if self.one_call and _has_any(self.one_call, template):
             messages = one_call_a_turn(messages, report)
-        if _has_any(self.text_or_thoughts, template):
+        if self.text_or_thoughts and _has_any(self.text_or_thoughts, template):
             messages = thoughts_beside_calls(messages, report)
-        if _has_any(self.silent_beside_calls, template):
+        if self.silent_beside_calls and _has_any(self.silent_beside_calls, template):
             note_text_beside_calls(messages, report)
-        if _has_any(self.strict_turns, template):
+        if self.strict_turns and _has_any(self.strict_turns, template):
             messages = answer_before_user(messages, report)
         return messages
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from deck.canon.events import Event, Failed, Finish, PartDelta, PartEnd, PartKind, PartStart, Progress, Start
+from deck.canon.events import Event, Failed, Finish, PartDelta, PartEnd, PartKind, PartStart
 from deck.kit.parts import PartWriter
 from deck.normalize.repairs import LEAKED_THINKING
 from deck.normalize.report import Report
@@ -30,35 +30,32 @@ class _TextFilter(abc.ABC):
 
     def feed(self, event: Event) -> Iterable[Event]:
         """Return what becomes of `event`."""
-        match event:
-            case PartDelta():
-                if event.index == self._passes:
-                    return (event,)
-                start, self._fresh = self._fresh, None
-                if start is not None and self._lets_pass(start, event):
-                    return (start, event)
-                self._delta(event)
-            case PartStart():
-                self._passes = -1
-                self._kind = event.kind
-                self._fresh = None
-                if event.kind == "tool_call":
-                    self._writer.open_call(event.tool_id, event.tool_name)
-                elif event.kind == "text":
-                    self._fresh = event
-                    return ()
-            case PartEnd():
-                self._end_part(event)
-            case Failed():
+        if isinstance(event, PartDelta):
+            if event.index == self._passes:
+                return (event,)
+            start, self._fresh = self._fresh, None
+            if start is not None and self._lets_pass(start, event):
+                return (start, event)
+            self._delta(event)
+        elif isinstance(event, PartStart):
+            self._passes = -1
+            self._kind = event.kind
+            self._fresh = None
+            if event.kind == "tool_call":
+                self._writer.open_call(event.tool_id, event.tool_name)
+            elif event.kind == "text":
+                self._fresh = event
+                return ()
+        elif isinstance(event, PartEnd):
+            self._end_part(event)
+        else:
+            if isinstance(event, Failed):
                 if self._kind == "text":
                     self.end()  # what is open stays open, being incomplete
-                return [*self._writer.taken(), event]
-            case Finish() if self._logprobs:
+            elif self._logprobs and isinstance(event, Finish):
                 self._writer.rest("text", self._logprobs, is_last=True)
                 self._writer.close()
-                return [*self._writer.taken(), event]
-            case Start() | Progress() | Finish():
-                return [*self._writer.taken(), event] if self._writer.events else (event,)
+            return [*self._writer.taken(), event] if self._writer.events else (event,)
         return self._writer.taken()
 
     def _end_part(self, event: PartEnd) -> None:

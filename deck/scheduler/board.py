@@ -90,6 +90,7 @@ class Board:
         self._idle = IdleTimers(policy.running, lambda name, now: self._execute(policy.idle(name, now)))
         self._expiry: tuple[float, asyncio.Handle] | None = None
         self._closing = False
+        self._clock: Callable[[], float] | None = None
 
     @property
     def depth(self) -> int:
@@ -131,11 +132,11 @@ class Board:
 
     def waiting(self) -> list[Waiting]:
         """Return who waits, in the order in which they are served."""
-        return self._policy.waiting(asyncio.get_running_loop().time())
+        return self._policy.waiting(self._now())
 
     def quarantined(self) -> Mapping[str, tuple[int, float]]:
         """Return the profiles not tried now: failures in a row, and the seconds until the next try."""
-        return self._policy.quarantined(asyncio.get_running_loop().time())
+        return self._policy.quarantined(self._now())
 
     def memory(self, profile: str) -> int | None:
         """Return the bytes that the policy reckons with for a model that was ever wanted, None = unknown."""
@@ -185,13 +186,12 @@ class Board:
         server = self._servers.get(profile.id)
         if (server is None or server.state in _DOWN) and not self._policy.is_resident(profile.id):
             self._refuse_faulty(profile)
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = self._now()
         ticket = Ticket(next(self._ids), self._models.of(profile), now, token, 0, credit, claim)
         commands = self._policy.arrive(ticket, now)
         if len(commands) == 1 and isinstance(commands[0], Grant) and commands[0].ticket is ticket:
             return ticket, self._servers[profile.id]  # there is room: nobody needs to wait for anything
-        future: asyncio.Future[Server] = loop.create_future()
+        future: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
         self._waiting[ticket.id] = future
         if quote is not None:
             self._quotes.keep(ticket, quote)
@@ -202,11 +202,17 @@ class Board:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(ticket, future.result())
             elif not isinstance(exc, DeckError):
-                self._execute(self._policy.leave(ticket, loop.time()))
+                self._execute(self._policy.leave(ticket, self._now()))
             raise
         finally:
             self._waiting.pop(ticket.id, None)
             self._quotes.drop(ticket)
+
+    def _now(self) -> float:
+        """Return the loop's time; to ask which loop runs costs a system call each time."""
+        if self._clock is None:
+            self._clock = asyncio.get_running_loop().time
+        return self._clock()
 
     def _refuse_faulty(self, profile: Profile) -> None:
         """Refuse what cannot start before any other server is stopped for it."""
@@ -221,17 +227,18 @@ class Board:
         """Give a slot back."""
         # A server that crashed meanwhile has taken its slots with it; its successor's must not be given back.
         if self._servers.get(ticket.model.name) is server:
-            commands = self._policy.release(ticket, asyncio.get_running_loop().time())
+            now = self._now()
+            commands = self._policy.release(ticket, now)
             if commands or self._policy.depth:
                 self._execute(commands)
-            self._idle.watch(profile := server.profile)
+            self._idle.watch(profile := server.profile, now)
             if profile.server.max_rss is not None:
                 self.weigh(server)
 
     def weigh(self, server: Server) -> None:
         """Look at what a server takes, now and then, and have one above its ceiling stopped when it is free."""
         name, ceiling = server.profile.id, server.profile.server.max_rss
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         if ceiling is None or now - self._looked_at.get(name, float("-inf")) < _WEIGH:
             return
         self._looked_at[name] = now
@@ -250,7 +257,7 @@ class Board:
         name = server.profile.id
         if self._servers.get(name) is not server:
             return False
-        commands = self._policy.recycle(name, asyncio.get_running_loop().time())
+        commands = self._policy.recycle(name, self._now())
         if commands is not None:
             _log.warning("model %s %s: its server stops when it is free", name, why)
             self._execute(commands)
@@ -263,7 +270,7 @@ class Board:
             return
         if isinstance(server, Supervised):
             _log.error("model %s hangs: %s", name, reason)
-            self._execute(self._policy.hung(name, asyncio.get_running_loop().time()))
+            self._execute(self._policy.hung(name, self._now()))
             server.condemn(reason)
             self._on_hang(name)
             self._spawn(self._end_hung(server))
@@ -276,17 +283,17 @@ class Board:
         """Set the credit of one that was granted to what it is now known to take at most; false = that is too much."""
         if not self._policy.fits(ticket, credit):
             return False
-        self._execute(self._policy.settle(ticket, credit, asyncio.get_running_loop().time()))
+        self._execute(self._policy.settle(ticket, credit, self._now()))
         return True
 
     def preload(self, profile: Profile) -> None:
         """Start a profile's server now, if there is room without stopping another."""
         self._policy.forgive(profile.id)
-        self._execute(self._policy.preload(self._models.of(profile), asyncio.get_running_loop().time()))
+        self._execute(self._policy.preload(self._models.of(profile), self._now()))
 
     def unload(self, profile: str) -> None:
         """Stop a server as soon as nobody uses it."""
-        self._execute(self._policy.unload(profile, asyncio.get_running_loop().time()))
+        self._execute(self._policy.unload(profile, self._now()))
 
     def renew(self, profile: Profile, *, relaunch: bool) -> None:
         """Take a changed profile: a server that it still launches goes on under it, any other stops when it is free."""
@@ -299,7 +306,7 @@ class Board:
         if server is not None and not relaunch:
             server.profile = profile
             self._idle.renew(server)
-        model, now = self._models.of(profile), asyncio.get_running_loop().time()
+        model, now = self._models.of(profile), self._now()
         self._execute(self._policy.renew(model, now, is_relaunched=relaunch))
         if relaunch:
             self.unload(profile.id)
@@ -312,12 +319,12 @@ class Board:
     def remove(self, profile: str) -> None:
         """Refuse who waits for a profile that is gone, and stop its server when it is free."""
         error = DeckError(ErrorKind.MODEL_NOT_FOUND, f"the model {profile!r} was removed", param="model")
-        self._execute(self._policy.remove(profile, error, asyncio.get_running_loop().time()))
+        self._execute(self._policy.remove(profile, error, self._now()))
         self._models.remove(profile)
 
     async def unload_now(self, profile: str) -> None:
         """Stop a server at once; whoever uses it is told that it was stopped."""
-        self._execute(self._policy.unload_now(profile, asyncio.get_running_loop().time()))
+        self._execute(self._policy.unload_now(profile, self._now()))
         await self.wait_stopped(profile)
 
     def is_stopping(self, profile: str) -> bool:
@@ -362,7 +369,7 @@ class Board:
     def _grant(self, ticket: Ticket) -> None:
         future = self._waiting.get(ticket.id)
         if future is None or future.done():
-            self._execute(self._policy.release(ticket, asyncio.get_running_loop().time()))
+            self._execute(self._policy.release(ticket, self._now()))
             return
         future.set_result(self._servers[ticket.profile])
 
@@ -411,7 +418,7 @@ class Board:
 
     def _resize(self, name: str, server: Server) -> None:
         if self._servers.get(name) is server and not self._closing:
-            self._execute(self._policy.resized(name, slots_of(server), asyncio.get_running_loop().time()))
+            self._execute(self._policy.resized(name, slots_of(server), self._now()))
 
     async def _watch_end(self, name: str, server: Server) -> None:
         await server.wait_ended()
@@ -421,7 +428,7 @@ class Board:
         self._on_gone(server)
         why = f": {server.reason}" if server.reason else ""
         fault = DeckError(ErrorKind.UNAVAILABLE, f"the {server.profile.backend} of {name!r} ended by itself{why}")
-        self._execute(self._policy.crashed(name, fault, asyncio.get_running_loop().time()))
+        self._execute(self._policy.crashed(name, fault, self._now()))
 
     async def _stop(self, name: str, server: Server) -> None:
         self._on_gone(server)
@@ -431,7 +438,7 @@ class Board:
             _log.info("model %s is stopped", name)
         except Exception:
             _log.exception("model %s could not be stopped in order", name)
-        self._execute(self._policy.stopped(name, asyncio.get_running_loop().time()))
+        self._execute(self._policy.stopped(name, self._now()))
 
     def _watch_expiry(self) -> None:
         loop = asyncio.get_running_loop()
@@ -449,7 +456,7 @@ class Board:
 
     def _expire(self) -> None:
         self._expiry = None
-        self._execute(self._policy.expire(asyncio.get_running_loop().time() + TICK))
+        self._execute(self._policy.expire(self._now() + TICK))
 
     async def close(self) -> None:
         """Refuse who waits and stop every server."""
@@ -461,7 +468,7 @@ class Board:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         for item in self._policy.waiting(now):
             self._policy.leave(item.ticket, now)
         # A stop that is under way goes on in order, beside those of the others.

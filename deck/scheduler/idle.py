@@ -29,15 +29,14 @@ class IdleTimers:
         self._since: dict[str, float] = {}
         self._is_closed = False
 
-    def watch(self, profile: Profile) -> None:
-        """Begin to count the time of a model, if it may be stopped and nobody uses it."""
+    def watch(self, profile: Profile, now: float) -> None:
+        """Begin to count the time of a model, if it may be stopped and nobody uses it; `now` is the loop's time."""
         name, ttl = profile.id, profile.server.ttl
         if not ttl or profile.schedule.pinned or self._is_closed or self._running(name):
             return
-        loop = asyncio.get_running_loop()
-        self._since[name] = loop.time()
+        self._since[name] = now
         if name not in self._timers:
-            self._timers[name] = loop.call_later(ttl, self._look, name, ttl)
+            self._timers[name] = asyncio.get_running_loop().call_later(ttl, self._look, name, ttl)
 
     def renew(self, server: Server) -> None:
         """Begin to count anew: the profile has changed."""
@@ -45,7 +44,7 @@ class IdleTimers:
         if timer is not None:
             timer.cancel()
         if server.state is ServerState.READY:
-            self.watch(server.profile)
+            self.watch(server.profile, asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """Count nothing any more."""

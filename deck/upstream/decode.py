@@ -247,24 +247,18 @@ class Decoder:
                 raise _broken(f"llama-server ended the answer with {str(reason)[:_EXCERPT]!r}")
 
     def _take_extras(self, chunk: Mapping[str, Any]) -> None:
-        for name in _EXTRAS.intersection(chunk):
-            members = chunk[name]
-            if type(members) is not dict or not members:
-                continue
-            match name:
-                case "usage":
-                    self._usage = _measured(members)
-                case "timings":
-                    self._timings = self._parts.timings = members
-                case "prompt_progress":
-                    self._parts.events.append(Progress("prompt", members))
-                case _:
-                    self._take_verbose(members)
-
-    def _take_verbose(self, verbose: Mapping[str, Any]) -> None:
-        word = verbose.get("stopping_word")
-        if isinstance(word, str) and word and verbose.get("stop_type") == "word":
-            self._stop_sequence = word
+        usage, timings = chunk.get("usage"), chunk.get("timings")
+        if type(usage) is dict and usage:
+            self._usage = _measured(usage)
+        if type(timings) is dict and timings:
+            self._timings = self._parts.timings = timings
+        progress, verbose = chunk.get("prompt_progress"), chunk.get("__verbose")
+        if type(progress) is dict and progress:
+            self._parts.events.append(Progress("prompt", progress))
+        if type(verbose) is dict:
+            word = verbose.get("stopping_word")
+            if type(word) is str and word and verbose.get("stop_type") == "word":
+                self._stop_sequence = word
 
     def _finish(self) -> None:
         if not self._is_started:
@@ -304,16 +298,13 @@ def _object(payload: bytes) -> dict[str, Any] | None:
 
 
 def _measured(usage: Mapping[str, Any]) -> Usage:
+    prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
     return Usage(
         _count(usage, "prompt_tokens") or 0,
         _count(usage, "completion_tokens") or 0,
-        _detail(usage.get("prompt_tokens_details"), "cached_tokens"),
-        _detail(usage.get("completion_tokens_details"), "reasoning_tokens"),
+        _count(prompt, "cached_tokens") if type(prompt) is dict else None,
+        _count(completion, "reasoning_tokens") if type(completion) is dict else None,
     )
-
-
-def _detail(details: object, name: str) -> int | None:
-    return _count(details, name) if type(details) is dict else None
 
 
 def _entries(logprobs: object) -> tuple[Mapping[str, Any], ...]:

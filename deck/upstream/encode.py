@@ -27,7 +27,7 @@ from deck.canon.request import (
 from deck.normalize.schema import fit_schema
 
 # llama-server refuses -1 here although other engines write the whole context so (llama.cpp issue 27079).
-_WHOLE_CONTEXT = ("repeat_last_n", "dry_penalty_last_n")
+_WHOLE_CONTEXT = frozenset({"repeat_last_n", "dry_penalty_last_n"})
 
 
 def encode(request: ChatRequest, *, context: int | None) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def encode(request: ChatRequest, *, context: int | None) -> dict[str, Any]:
         "messages": _messages(request.messages),
         "stream": True,
         "stream_options": {"include_usage": True},
+        **_settings(request, context),
     }
-    body |= _settings(request, context)
     tools = offered_tools(request) if request.tools else ()
     if tools:
         body["tools"] = [_tool(tool) for tool in tools]
@@ -84,9 +84,10 @@ def encode_text(request: TextRequest, *, context: int | None) -> dict[str, Any]:
 
 def _settings(request: ChatRequest | TextRequest, context: int | None) -> dict[str, Any]:
     body = {**request.sampling, **request.extra}
-    for name in _WHOLE_CONTEXT:
-        if body.get(name) == -1:
-            body[name] = context or 1 << 20
+    if not _WHOLE_CONTEXT.isdisjoint(body):
+        for name in _WHOLE_CONTEXT:
+            if body.get(name) == -1:
+                body[name] = context or 1 << 20
     return body
 
 

@@ -54,7 +54,7 @@ class SSEDecoder:
                 self._skip_newline = False
                 return [chunk[6:-2]]
             payloads = chunk[6:-2].split(_BETWEEN)
-            if chunk.count(b"\n") == 2 * len(payloads) and b"" not in payloads:
+            if b"\n" not in b"".join(payloads) and b"" not in payloads:
                 self._skip_newline = False
                 return payloads
         return self._feed(chunk)
