@@ -105,6 +105,10 @@ class Connection(asyncio.Protocol):
         self._transport.close()
         del self._parser  # it holds bound methods of this object
 
+    def eof_received(self) -> None:
+        """Take a client that sends no more for one that has left, once what was written for it is on its way."""
+        self._outbox.flush()
+
     def data_received(self, data: bytes) -> None:
         """Parse `data`; refuse when the parser holds too much that is neither a whole head nor a body."""
         self._idle_since = None
@@ -155,7 +159,6 @@ class Connection(asyncio.Protocol):
         """End a head: the request is served as soon as the one before it is answered."""
         self._has_moved = True
         headers = [(name.lower(), value) for name, value in self._headers]
-        self._headers = []  # for trailers, which are of no use to anyone
         named = dict(headers)
         parser = self._parser
         version = parser.get_http_version()
@@ -194,6 +197,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """End a body."""
+        self._headers = []  # trailers are of no use to anyone
         if self._incoming is not None:
             self._incoming.end()
             if self._turn is self._incoming:

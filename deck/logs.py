@@ -99,6 +99,13 @@ class _Handler(logging.StreamHandler[TextIO]):
             else:
                 self._loop.call_later(_GATHER, self._due)
 
+    def _line(self, gathered: tuple[ExchangeRecord, float]) -> str:
+        try:
+            return self.lines.exchange(*gathered)
+        except Exception:
+            self.handleError(logging.makeLogRecord({"name": _EXCHANGE.name, "levelno": logging.INFO}))
+            return ""
+
     def _due(self) -> None:
         self._loop = None
         self.release()
@@ -108,8 +115,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         gathered, self._gathered = self._gathered, []
         if gathered:
             try:
-                line = self.lines.exchange
-                self.stream.write("".join([line(record, at) for record, at in gathered]))
+                self.stream.write("".join(map(self._line, gathered)))
                 self.stream.flush()
             except (OSError, ValueError):
                 self.handleError(logging.makeLogRecord({"name": _EXCHANGE.name, "levelno": logging.INFO}))

@@ -19,20 +19,15 @@ _LARGE = 64 * 1024
 
 
 class Outbox:
-    """The writes of one loop that wait for the end of its turn; they keep their order.
+    """The writes of one loop that wait for the end of its turn; they keep their order."""
 
-    Args:
-        loop: that runs whoever writes.
-    """
+    __slots__ = ("_came", "_done", "_held", "_is_due", "_mark")
 
-    __slots__ = ("_came", "_done", "_held", "_is_due", "_loop", "_mark")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._held: list[tuple[asyncio.Transport, bytes]] = []
-        self._came = 0
-        self._done = 0
-        self._mark = 0
+        self._came = 0  # how many were expected so far
+        self._done = 0  # how many of these have written, or are waited for no more
+        self._mark = 0  # how many are waited for no more when the turn ends
         self._is_due = False
 
     def expect(self) -> None:
@@ -58,7 +53,7 @@ class Outbox:
         held.append((transport, data))
         if not self._is_due:
             self._is_due, self._mark = True, self._came
-            self._loop.call_soon(self._end_turn)
+            asyncio.get_running_loop().call_soon(self._end_turn)
         if len(held) >= most or len(data) > _LARGE:
             self.flush()
 
@@ -67,12 +62,11 @@ class Outbox:
         if self._held:
             held, self._held = self._held, []
             for transport, data in held:
-                if not transport.is_closing():
-                    try:
-                        transport.write(data)
-                    except Exception:  # the others' answers must not be lost with it
-                        _log.exception("a connection could not be written to")
-                        transport.abort()
+                try:
+                    transport.write(data)  # also where it is closing: what was written before may still be delivered
+                except Exception:  # the others' answers must not be lost with it
+                    _log.exception("a connection could not be written to")
+                    transport.abort()
 
     def _end_turn(self) -> None:
         """Write what is held for those who were expected to write and did not; nobody waits for them any more."""
@@ -88,5 +82,5 @@ def outbox_of(loop: asyncio.AbstractEventLoop) -> Outbox:
     """Return the outbox of a loop: who is to be written to together shares it."""
     found = _outboxes.get(loop)
     if found is None:
-        found = _outboxes[loop] = Outbox(loop)
+        found = _outboxes[loop] = Outbox()
     return found

@@ -269,6 +269,7 @@ class Pipeline:
         except DeckError as error:
             _blame(error, shaped.request)
             raise
+        response.is_streamed = shaped.request.stream
         if use is not None:
             use.begun()
         try:

@@ -40,18 +40,20 @@ class TimeLimits:
 class RawResponse:
     """One answer: status, headers (names in lower case), and a body that is read by one reader.
 
+    `is_streamed` may be set to tell that each piece leads to a write at once, not only the last one.
     Whoever receives it must read it to its end or close it: an unread answer holds its connection.
     """
 
     # fmt: off
     __slots__ = (
         "_bodiless", "_chunks", "_complete", "_connection", "_error", "_has_head", "_limit", "_limits", "_since",
-        "_size", "_waiter", "headers", "status",
+        "_size", "_waiter", "headers", "is_streamed", "status",
     )
     # fmt: on
 
     def __init__(self, connection: Connection, limits: TimeLimits, bodiless: bool) -> None:
         self.status = 0
+        self.is_streamed = False
         self.headers: list[tuple[bytes, bytes]] = []
         self._connection: Connection | None = connection
         self._limits = limits

@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self._keep = False
             self._protest = self._protest or f"malformed response: {exc}"
-        if response._chunks:
+        if self._complete or (response.is_streamed and response._chunks):
             self._outbox.expect()
         if self._complete:
             self._finish(response)

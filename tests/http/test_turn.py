@@ -133,6 +133,24 @@ async def test_a_client_that_waits_for_100_gets_it_when_the_body_is_wanted() -> 
 
 
 @bounded
+async def test_trailers_reach_nobody_and_are_not_kept() -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["headers"], scope["deck.turn"].headers, (await receive())["body"]))
+        await ok(send)
+
+    connection, wire = connected(app)
+    connection.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+    connection.data_received(b"Expect: 100-continue\r\n" * 1000 + b"\r\n")
+    await settle()
+    sent = [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
+    assert seen == [(sent, dict(sent), b"x")]
+    assert wire.got.endswith(b"ok")
+    assert connection._headers == []
+
+
+@bounded
 async def test_the_short_cut_takes_a_whole_body_only() -> None:
     seen = []
 

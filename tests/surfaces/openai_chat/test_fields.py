@@ -600,10 +600,23 @@ def test_what_was_refused_is_refused_again(fields: dict[str, Any]) -> None:
     assert (first.message, first.param) == (again.message, again.param)
 
 
-def test_what_was_read_leniently_or_for_a_count_is_read_anew_otherwise() -> None:
+def test_an_error_keeps_the_notes_of_what_was_read_before_it() -> None:
+    for _ in range(2):
+        report = Report()
+        with pytest.raises(DeckError):
+            OpenAIChat().parse(
+                {"model": "m1", "user": "u", "temperature": "hot", "messages": [user()]}, report, ParseOptions()
+            )
+        assert ignored(report) == ["user"]
+
+
+def test_what_was_read_leniently_for_a_count_or_another_profile_is_read_anew_otherwise() -> None:
     fields = {"unheard_of": 1, "temperature": 0.5}
     assert ignored(parse(body(**fields), lenient=True)[1]) == ["unheard_of"]
     assert refusal(body(**fields)).code == "unknown_parameter"
+    variables = {"chat_template_kwargs": {"custom": 1}}
+    assert parse(body(**variables), kwargs=frozenset({"custom"}))[0].request.template_kwargs == {"custom": 1}
+    assert "custom" in refusal(body(**variables)).message
     report = Report()
     OpenAIChat().parse(body(temperature=0.25), report, ParseOptions(operation="count"))
     assert ignored(report) == ["temperature"]

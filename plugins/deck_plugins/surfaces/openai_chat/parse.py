@@ -99,9 +99,9 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     key = written, options.lenient, options.operation, options.template_kwargs
     settings = _memory.get(key)
     if settings is None:
-        settings = _read_settings(beside, options)
-        _memory.keep(key, settings, len(written))
-    if settings.notes:
+        settings = _read_settings(beside, report, options)
+        _memory.keep(key, settings, written, len(settings.notes))
+    elif settings.notes:
         report.add(settings.notes)
     if turns is None:
         raise invalid("messages is required", "messages", "missing_required_parameter")
@@ -112,8 +112,8 @@ def parse(body: Mapping[str, Any], report: Report, options: ParseOptions) -> Par
     return Parsed(settings.request.with_messages(messages), settings.reply, settings.paths)
 
 
-def _read_settings(body: Mapping[str, Any], options: ParseOptions) -> _Settings:
-    report = Report()
+def _read_settings(body: Mapping[str, Any], report: Report, options: ParseOptions) -> _Settings:
+    before = report.size
     reader = Reader(report, lenient=options.lenient)
     fields = reader.read_with_extra(FIELDS, body, protected=_PROTECTED)
     if "model" not in fields.values:
@@ -154,7 +154,7 @@ def _read_settings(body: Mapping[str, Any], options: ParseOptions) -> _Settings:
     if reply.token_ids and logprobs is None:
         # llama-server gives the ids of streamed tokens only beside their logprobs.
         request = replace(request, logprobs=0)
-    return _Settings(request, reply, fields.paths, report.notes)
+    return _Settings(request, reply, fields.paths, report.notes[before:])
 
 
 def _report_ungenerated(report: Report, fields: Values) -> None:
