@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from deck.canon.request import ChatRequest, ReasoningSetting
+from deck.canon.request import UNSET_REASONING, ChatRequest, ReasoningSetting
 from deck.errors import invalid
 from deck.normalize.fields import Field, Reader, Table, Values
 from deck.normalize.report import Report
@@ -92,6 +92,8 @@ class ReasoningMerge:
         Raises:
             DeckError: thinking is switched off and given a budget at once.
         """
+        if not self._said:
+            return UNSET_REASONING
         if self.value("enabled") is False and self.value("budget"):
             off, budget = self._said["enabled"][0], self._said["budget"][0]
             raise invalid(f"{off!r} switches thinking off and {budget!r} gives it a budget; send one of them", budget)

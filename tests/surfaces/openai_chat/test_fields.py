@@ -10,6 +10,7 @@ import pytest
 from chat_support import OTHER, TOOL, body, changed, ignored, parse, refusal, upstream, user
 
 from deck.api import DeckError, Facts, Memory, ParseOptions, Report, Treatment
+from deck.canon.request import UNSET_REASONING
 from deck.config import Config
 from deck.exchange import Exchange
 from deck.plugins import Plugins
@@ -636,3 +637,7 @@ def test_values_that_compare_equal_are_told_apart(one: object, other: object, mo
     monkeypatch.setattr(parsing, "_memory", Memory())
     outcome(one)
     assert outcome(other) == fresh
+
+
+def test_a_client_that_says_nothing_of_thinking_has_the_one_unset_setting() -> None:
+    assert parse(body())[0].request.reasoning is UNSET_REASONING
