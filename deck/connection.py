@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
         if self.is_paused:
             self.resume_reading()
         if not turn.is_whole:
-            self._linger = self._loop.call_later(_LINGER, self._transport.close)
+            self._linger = self._loop.call_later(_LINGER, self.close)
         if self._waiting:
             self._serve(*self._waiting.popleft())
         else:
@@ -292,7 +292,7 @@ class Connection(asyncio.Protocol):
             return
         left = self._idle_since + self._keep_alive - self._loop.time()
         if left <= 0:
-            self._transport.close()
+            self.close()
         else:
             self._timer = self._loop.call_later(left, self._expire)
 

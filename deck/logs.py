@@ -161,7 +161,6 @@ class LineFormatter(logging.Formatter):
         # All but an exchange's id comes from small sets, and looking for secrets costs more than all the rest.
         self._remembered = lru_cache(maxsize=1024)(self._clean)
         self._words = lru_cache(maxsize=1024)(self._pairs)
-        self._second, self._stamp = -1, ""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
@@ -180,9 +179,6 @@ class LineFormatter(logging.Formatter):
 
     def exchange(self, record: ExchangeRecord, now: float) -> str:
         """Return the line of an exchange with its end: what `format` makes of `fields_of`, put together faster."""
-        second = int(now)
-        if second != self._second:
-            self._second, self._stamp = second, f"at={_second(second)}."
         identity = record.id
         if self._secrets_in_ids or not _OWN_ID.fullmatch(identity):
             identity = self._clean(identity)
@@ -204,8 +200,8 @@ class LineFormatter(logging.Formatter):
             record.first_token,
         )
         return (
-            f"{self._stamp}{int((now - second) * 1000):03d}Z level=info logger=deck.exchange event=exchange"
-            f" id={identity}{words} duration={record.duration:.4f} queued={record.queued:.4f}"
+            f"at={_moment(now)} level=info logger=deck.exchange event=exchange id={identity}{words}"
+            f" duration={record.duration:.4f} queued={record.queued:.4f}"
             f"{'' if first is None else f' first_token={first:.4f}'}"
             f"{'' if prompt is None else f' prompt_tokens={prompt}'}"
             f"{'' if completion is None else f' completion_tokens={completion}'}"
@@ -296,6 +292,7 @@ def _moment(seconds: float) -> str:
     return f"{_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
 
 
+@lru_cache(maxsize=2)
 def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 

@@ -14,7 +14,7 @@ from e2e.live import free_port
 
 from deck.contracts import ExchangeRecord
 from deck.testing.fake_llama import FakeLlama, Received, Reply, Script, refuse, say
-from deck.testing.frames import content, done, finish, role, tool
+from deck.testing.frames import content, done, finish, role, tool, usage
 
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -48,6 +48,31 @@ async def up(script: Script, *ports: int) -> AsyncIterator[None]:
 
 async def post(deck: App, **fields: Any) -> httpx.Response:
     return await deck.client.post(CHAT, json={**BODY, **fields}, headers=HEADERS)
+
+
+def test_each_member_of_a_record_says_what_it_is_named_for(tmp_path: Path) -> None:
+    """It is made by place, so that any two of one type could be mistaken for each other."""
+    port = free_port()
+    answer = Reply(steps=[role(), content("a"), finish("length"), usage(70, 9, 50), done()])
+    with app(tmp_path, profiles=far(port)) as deck:
+        records = Records(deck)
+
+        async def play() -> None:
+            async with up(lambda received: answer, port):
+                assert (await post(deck, model="far", max_tokens=9, user="u")).status_code == 200
+
+        deck.runner.run(play())
+        [record] = records.all
+    assert record.id.startswith("req_")
+    assert (record.surface, record.model, record.principal) == ("chat", "far", "environment")
+    assert (record.outcome, record.status, record.stream) == ("ok", 200, False)
+    assert record.first_token is not None
+    assert 0 <= record.queued <= record.first_token <= record.duration
+    assert record.queued < record.duration
+    assert (record.prompt_tokens, record.completion_tokens, record.cached_tokens) == (70, 9, 50)
+    assert (record.finish, record.lane, record.left_lane) == ("length", "continuous", None)
+    assert list(record.notes) == [("ignored", "user")]
+    assert (record.replica, record.retries) == ("", 0)
 
 
 def test_a_second_try_has_not_queued_for_the_first_and_passes_nobody_over(tmp_path: Path) -> None:
